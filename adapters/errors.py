@@ -1,0 +1,198 @@
+"""Every error that LoraMux raises on purpose.
+
+    LoraMuxError
+    |- InvalidRequest            400   a malformed body, field or header
+    |  `- InvalidModelName       400   the model field does not parse
+    |- ModelNotFound             404   unknown base, adapter, alias or version
+    |- VersionConflict           409   a lost compare-and-swap
+    |- VersionRetired            410
+    |- BodyTooLarge              413
+    |- AdapterRefused            422   the publish contract says no
+    |  |- AdapterIncompatible          it does not fit this base or this engine
+    |  `- AdapterCorrupt               its bytes are not what they claim to be
+    |- AdapterLoading            503   cold, and the client asked not to wait
+    |- StoreError                503
+    |  |- StoreUnreachable             no answer, a timeout, a broken connection, a 5xx
+    |  |- StoreDenied                  credentials or policy
+    |  |- StoreThrottled               slow down
+    |  |- StoreMissing                 the key is not there
+    |  |- StoreConflict                a conditional write lost
+    |  `- StoreMisconfigured           no such bucket, bad address
+    |- DiskFull                  503   the node cache has no room
+    |- Overloaded                503
+    |- EngineUnavailable         503
+    |- DeadlineExceeded          504
+    `- InternalError             500
+
+Errors cross process borders (Ray pickles them), so they hold plain data and rebuild from it. The status codes stand in one
+table, `gateway.errors`; they are repeated above for the reader only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoraMuxError(Exception):
+    """Base of all. `message` is safe to show to a client: it names limits and values, never buckets, paths or traces.
+
+    `reason` is a machine-readable sub-code (a refusal code of the publish contract, say), `limit` and `value` what was
+    allowed and what was found, `param` the request field at fault, `retry_after_s` when a retry makes sense.
+    """
+
+    code = "internal_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str | None = None,
+        limit: Any = None,
+        value: Any = None,
+        param: str | None = None,
+        hint: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.limit = limit
+        self.value = value
+        self.param = param
+        self.hint = hint
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.details())
+
+    def details(self) -> dict[str, Any]:
+        """The data beside the message, as keyword arguments of the constructor."""
+        names = ("reason", "limit", "value", "param", "hint", "retry_after_s")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+def _rebuild(cls: type[LoraMuxError], message: str, details: dict[str, Any]) -> LoraMuxError:
+    return cls(message, **details)
+
+
+class InvalidRequest(LoraMuxError):
+    """The body, a field or a header is malformed."""
+
+    code = "invalid_request"
+
+
+class InvalidModelName(InvalidRequest):
+    """The model field does not parse as `base`, `base:name`, `base:name@7` or `base:name@alias`."""
+
+    code = "invalid_model_name"
+
+
+class ModelNotFound(LoraMuxError):
+    """No such base, adapter, alias or version, or not this caller's."""
+
+    code = "model_not_found"
+
+
+class VersionConflict(LoraMuxError):
+    """A compare-and-swap lost: the adapter moved on since the caller looked. `value` is the current revision."""
+
+    code = "version_conflict"
+
+
+class VersionRetired(LoraMuxError):
+    """The version exists but was retired; it can come back."""
+
+    code = "version_retired"
+
+
+class BodyTooLarge(LoraMuxError):
+    """The request body is over `limit` bytes."""
+
+    code = "body_too_large"
+
+
+class AdapterRefused(LoraMuxError):
+    """The publish contract refuses; `reason` is the refusal's code, with `limit` and `value` where there are any."""
+
+    code = "adapter_incompatible"
+
+
+class AdapterIncompatible(AdapterRefused):
+    """The adapter is whole, but does not fit this base or cannot be served by the engine."""
+
+    code = "adapter_incompatible"
+
+
+class AdapterCorrupt(AdapterRefused):
+    """The adapter's bytes are broken: a bad header, a digest that differs, NaN."""
+
+    code = "adapter_corrupt"
+
+
+class AdapterLoading(LoraMuxError):
+    """The adapter is cold and the client asked not to wait (`x-loramux-cold: fail`)."""
+
+    code = "adapter_loading"
+
+
+class StoreError(LoraMuxError):
+    """The object store failed; which way is the subclass. Never "not found" by accident."""
+
+    code = "storage_unavailable"
+
+
+class StoreUnreachable(StoreError):
+    """No answer: a refused or broken connection, a timeout, a server error."""
+
+
+class StoreDenied(StoreError):
+    """Credentials or policy forbid the call."""
+
+
+class StoreThrottled(StoreError):
+    """The store asks to slow down."""
+
+
+class StoreMissing(StoreError):
+    """The key is not in the store."""
+
+
+class StoreConflict(StoreError):
+    """A conditional write lost: the key exists (create) or has another ETag (update)."""
+
+
+class StoreMisconfigured(StoreError):
+    """The bucket does not exist, or the address makes no sense."""
+
+
+class DiskFull(LoraMuxError):
+    """The node cache can't make room: `limit` is the budget in bytes, `value` what is asked for."""
+
+    code = "storage_unavailable"
+
+
+class Overloaded(LoraMuxError):
+    """Every place that could take the request is in use."""
+
+    code = "overloaded"
+
+
+class EngineUnavailable(LoraMuxError):
+    """No replica of this base can answer: starting, dead or restarting."""
+
+    code = "engine_unavailable"
+
+
+class DeadlineExceeded(LoraMuxError):
+    """The client's own limit (`x-loramux-timeout-ms`) or the server's passed."""
+
+    code = "deadline_exceeded"
+
+
+class InternalError(LoraMuxError):
+    """Something that should never happen; the trace is in the log under the request id."""
+
+    code = "internal_error"

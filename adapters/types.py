@@ -1,0 +1,180 @@
+"""The values that travel between parts. All frozen; nothing here does I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adapters.names import LATEST, PRODUCTION, AdapterRef
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """One file of a version: its name, size in bytes and SHA-256 (hex)."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def content_digest(files: tuple[FileDigest, ...]) -> str:
+    """The digest of a version: SHA-256 over its files' names and digests, in name order. Equal content, equal digest."""
+    lines = "".join(f"{file.name} {file.sha256}\n" for file in sorted(files, key=lambda file: file.name))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRule:
+    """A rewrite that the publish contract applied: the rule's name and how many tensors or fields it touched."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a version is. Written last and only if absent: its existence is the publication."""
+
+    ref: AdapterRef
+    digest: str
+    files: tuple[FileDigest, ...]
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]
+    created_at: str
+    base_fingerprint: str | None = None
+    num_modules: int = 0
+    rules: tuple[AppliedRule, ...] = ()
+    warnings: tuple[str, ...] = ()
+    message: str | None = None
+    who: str | None = None
+    source: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasMove:
+    """One row of an alias' history. `from_version` is None for the first move."""
+
+    alias: str
+    from_version: int | None
+    to_version: int
+    at: str
+    who: str | None = None
+    message: str | None = None
+    kind: str = "promote"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The truth about an adapter beside its versions. `revision` grows by one with each write."""
+
+    base: str
+    name: str
+    revision: int = 0
+    change_id: str = ""
+    aliases: dict[str, int] = field(default_factory=dict)
+    history: tuple[AliasMove, ...] = ()
+    retired: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    """A version as the index shows it: enough to resolve, list and fetch without another call to the store."""
+
+    version: int
+    digest: str
+    files: tuple[FileDigest, ...]
+    rank: int
+    created_at: str
+    num_modules: int = 0
+    retired: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterEntry:
+    """An adapter as the index shows it."""
+
+    base: str
+    name: str
+    revision: int
+    aliases: dict[str, int]
+    versions: dict[int, VersionEntry]
+
+    @property
+    def latest(self) -> int | None:
+        """The newest version that is not retired."""
+        live = [number for number, entry in self.versions.items() if not entry.retired]
+        return max(live, default=None)
+
+    def version_of(self, alias: str) -> int | None:
+        """The version that `alias` names now; `latest` is computed."""
+        return self.latest if alias == LATEST else self.aliases.get(alias)
+
+    @property
+    def production(self) -> int | None:
+        return self.aliases.get(PRODUCTION)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAdapter:
+    """The answer to "which version": a ref and the files that make it. Travels with the request to the replica."""
+
+    ref: AdapterRef
+    digest: str
+    files: tuple[FileDigest, ...]
+    rank: int
+    num_modules: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAdapter:
+    """Verified files on this node: `path` is a folder that holds exactly the adapter's two files."""
+
+    digest: str
+    path: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleShape:
+    """A linear module of a base that takes LoRA: `weight` is [out_features, in_features]."""
+
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaseContract:
+    """What a base takes, as a live replica reports it: `bases/<base-key>.json`.
+
+    `modules` maps each module's path in the Hugging Face model (without `base_model.model.`) to its shape;
+    `max_rank` is the engine's limit; `tower` is the prefix of the text layers of a vision-language base or None;
+    `serves_vision` says whether LoRA on the vision tower is applied.
+    """
+
+    base: str
+    fingerprint: str
+    modules: dict[str, ModuleShape]
+    max_rank: int
+    tower: str | None = None
+    serves_vision: bool = False
+    architecture: str | None = None
