@@ -1,0 +1,1 @@
+"""Serving: everything that knows Ray and serves with vLLM."""
