@@ -1,6 +1,6 @@
 """Makes torchvision importable beside a CPU build of torch: `python -m serve_app.torchvision_check [--undo]`.
 
-Where only torchvision's CUDA build can be had, its compiled operators don't load beside the CPU torch, and `import torchvision` ends
+Where only torchvision's CUDA build can be had, its operators don't load beside the CPU torch, and `import torchvision` ends
 in "operator torchvision::nms does not exist"; transformers and vLLM's vision models fail with it. Nothing there calls those
 operators: declaring their schemas is enough. The check looks first and changes the environment only if that one error shows.
 """
