@@ -1,0 +1,273 @@
+"""The node cache on the disk: what lies where, who may have room, what goes. Everything here blocks; `adapters.cache` waits.
+
+    <dir>/<digest>/                two files, verified; a folder under this name is always whole
+    <dir>/.tmp/<digest>/           a fetch in progress, its files at full size from the start: this is its reservation
+    <dir>/.tmp/<digest>.evicted/   on its way out
+    <dir>/.locks/<digest>          shared: a lease; exclusive: an eviction; its modification time: when last used
+    <dir>/.locks/<digest>.fetch    exclusive: a fetch, by whichever process of the node
+    <dir>/.locks/budget            exclusive: while room is counted, made and claimed
+
+All processes of a node see the same budget because the disk itself holds the books. Reservations die with their process:
+its fetch lock falls, and whoever counts next removes the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from adapters.cache_locks import FileLock
+from adapters.cache_policy import CacheEntry, choose_victims
+from adapters.errors import DiskFull, InternalError, LoraMuxError
+from adapters.types import ResolvedAdapter
+
+RETRY_AFTER_S = 5.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_EVICTED = ".evicted"
+_FETCH = ".fetch"
+_BUDGET = "budget"
+
+
+class CacheFolder:
+    """The folder of one node, shared with the node's other processes. Methods may be called from several threads."""
+
+    def __init__(self, root: Path, budget_bytes: int) -> None:
+        self.root = root.absolute()
+        self.budget_bytes = budget_bytes
+        self.evictions = 0
+        self._tmp = self.root / ".tmp"
+        self._locks = self.root / ".locks"
+        self._sizes: dict[str, int] = {}  # of finished folders, which never change size; replaced whole, never edited
+        for folder in (self._tmp, self._locks):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    # What is there
+
+    def path(self, digest: str) -> Path:
+        return self.root / digest
+
+    def lease_lock(self, digest: str) -> Path:
+        return self._locks / digest
+
+    def fetch_lock(self, digest: str) -> Path:
+        return self._locks / f"{digest}{_FETCH}"
+
+    def has(self, digest: str) -> bool:
+        return _DIGEST.fullmatch(digest) is not None and self.path(digest).is_dir()
+
+    def is_whole(self, adapter: ResolvedAdapter) -> bool:
+        """Whether all files are there at full size. What was renamed into place was verified; this finds later damage."""
+        try:
+            return all((self.path(adapter.digest) / file.name).stat().st_size == file.size_bytes for file in adapter.files)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def entries(self) -> list[CacheEntry]:
+        """The finished adapters, in no particular order."""
+        return [CacheEntry(digest, size, self._last_used(digest)) for digest, size in self._finished().items()]
+
+    def used_bytes(self) -> int:
+        """Bytes of finished adapters and of what fetches have reserved."""
+        # Fetches first: one that finishes in between is then seen twice, which the union forgives, rather than never.
+        reserved = {folder.name: _size_of(folder) for folder in self._tmp.iterdir()}
+        return sum({**reserved, **self._finished()}.values())
+
+    def _finished(self) -> dict[str, int]:
+        known = self._sizes
+        digests = [name for name in os.listdir(self.root) if _DIGEST.fullmatch(name)]
+        self._sizes = {digest: known.get(digest) or _size_of(self.path(digest)) for digest in digests}
+        return self._sizes
+
+    def _last_used(self, digest: str) -> float:
+        for path in (self.lease_lock(digest), self.path(digest)):
+            with suppress(FileNotFoundError):
+                return path.stat().st_mtime
+        return 0.0
+
+    # A fetch: the caller holds the fetch lock from before `reserve` until after `publish` or `discard`
+
+    def reserve(self, adapter: ResolvedAdapter) -> Path:
+        """A folder with the adapter's files at full size, still to be filled. Raises DiskFull or OSError; then `discard`."""
+        with self._budget():
+            self._drop_dead()
+            self.discard(adapter.digest)
+            self._drop_damaged(adapter.digest)
+            self._make_room(adapter.size_bytes)
+            return self._claim(adapter)
+
+    def publish(self, digest: str) -> None:
+        """Makes the verified files visible, also to a node that loses power in the next moment."""
+        _sync_folder(self._tmp / digest)
+        os.rename(self._tmp / digest, self.path(digest))
+        _sync_folder(self.root)
+
+    def discard(self, digest: str) -> None:
+        """Removes what a fetch has written so far, and with it the reservation."""
+        _delete(self._tmp / digest)
+
+    def _claim(self, adapter: ResolvedAdapter) -> Path:
+        folder = self._tmp / adapter.digest
+        folder.mkdir()
+        for file in adapter.files:
+            with (folder / file.name).open("xb") as opened:
+                if file.size_bytes:
+                    os.posix_fallocate(opened.fileno(), 0, file.size_bytes)
+        return folder
+
+    # Room
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Evicts until `size_bytes` more fit, or raises DiskFull and evicts nothing. The budget lock is held."""
+        over_budget = self.used_bytes() + size_bytes - self.budget_bytes
+        # The disk may be smaller than the budget, or shared: without this, a full one would refuse every fetch for good.
+        over_disk = size_bytes - _free_bytes(self.root)
+        need = max(over_budget, over_disk)
+        if need > 0 and not self._evict(need):
+            raise self._full(size_bytes)
+
+    def _evict(self, need_bytes: int) -> bool:
+        locks: dict[str, FileLock] = {}
+        try:
+            victims = self._lock_victims(need_bytes, locks)
+            for digest in victims:
+                self._hide(digest)
+                locks.pop(digest).release_and_delete()
+        finally:
+            for lock in locks.values():
+                lock.release()
+        # Outside the locks: deleting takes long enough to be felt by a lease of the same adapter.
+        for digest in victims:
+            _delete(self._hidden(digest))
+        self.evictions += len(victims)
+        return bool(victims)
+
+    def _lock_victims(self, need_bytes: int, locks: dict[str, FileLock]) -> list[str]:
+        """Chooses, and locks what it chose, until none of the chosen is leased. Empty if the unleased don't suffice."""
+        candidates = self.entries()
+        while victims := choose_victims(candidates, need_bytes):
+            leased = {digest for digest in victims if not self._try_lock(digest, locks)}
+            if not leased:
+                return victims
+            candidates = [entry for entry in candidates if entry.digest not in leased]
+        return []
+
+    def _try_lock(self, digest: str, locks: dict[str, FileLock]) -> bool:
+        if digest not in locks and (lock := FileLock.try_take(self.lease_lock(digest))) is not None:
+            locks[digest] = lock
+        return digest in locks
+
+    def remove(self, digest: str) -> bool:
+        """Removes a finished adapter; False if it is leased, True if it is gone now, whoever removed it."""
+        if not self.has(digest):
+            return True
+        with self._budget():
+            lock = FileLock.try_take(self.lease_lock(digest))
+            if lock is None:
+                return False
+            try:
+                self._hide(digest)
+            finally:
+                lock.release_and_delete()
+            _delete(self._hidden(digest))
+        return True
+
+    def _hidden(self, digest: str) -> Path:
+        return self._tmp / f"{digest}{_EVICTED}"
+
+    def _hide(self, digest: str) -> None:
+        # One rename, so that nobody ever sees half an adapter.
+        with suppress(FileNotFoundError):
+            os.rename(self.path(digest), self._hidden(digest))
+
+    # Order
+
+    def sweep(self) -> int:
+        """Clears away what dead processes left, then evicts down to the budget. Returns the half-written folders removed."""
+        with self._budget():
+            dropped = self._drop_dead()
+            self._drop_idle_locks()
+            with suppress(DiskFull):
+                self._make_room(0)
+        return dropped
+
+    def _drop_dead(self) -> int:
+        """Removes fetches whose process is gone and unfinished evictions. The budget lock is held."""
+        dropped = 0
+        for folder in list(self._tmp.iterdir()):
+            if folder.name.endswith(_EVICTED):
+                _delete(folder)  # evictions happen under the budget lock, so whoever began this one is dead
+            elif (lock := FileLock.try_take(self.fetch_lock(folder.name))) is not None:
+                _delete(folder)
+                lock.release_and_delete()
+                dropped += 1
+        return dropped
+
+    def _drop_damaged(self, digest: str) -> None:
+        """Whoever fetches has found the finished folder missing or damaged; a damaged one would stand in the way."""
+        if self.has(digest):
+            self._hide(digest)
+            _delete(self._hidden(digest))
+
+    def _drop_idle_locks(self) -> None:
+        for path in list(self._locks.iterdir()):
+            if path.name == _BUDGET or self.has(path.name):
+                continue
+            if (lock := FileLock.try_take(path)) is not None:
+                lock.release_and_delete()
+
+    @contextmanager
+    def _budget(self) -> Iterator[None]:
+        lock = FileLock.take_blocking(self._locks / _BUDGET)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # Errors
+
+    def explain(self, error: OSError, adapter: ResolvedAdapter) -> LoraMuxError:
+        """What a failed write means to a client: never a path."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return self._full(adapter.size_bytes)
+        reason = errno.errorcode.get(error.errno or 0, "io_error").lower()
+        return InternalError("the node cache can't be written", reason=reason)
+
+    def _full(self, size_bytes: int) -> DiskFull:
+        fits = size_bytes <= self.budget_bytes
+        why = "everything else there is in use" if fits else "it is larger than the whole cache"
+        return DiskFull(
+            f"the node cache has no room for {size_bytes} bytes: it keeps at most {self.budget_bytes}, and {why}",
+            limit=self.budget_bytes, value=size_bytes, retry_after_s=RETRY_AFTER_S if fits else None,
+        )
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in `folder`; 0 if it went away meanwhile."""
+    total = 0
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as files:
+        for file in files:
+            total += file.stat().st_size
+    return total
+
+
+def _free_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _delete(folder: Path) -> None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        shutil.rmtree(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
