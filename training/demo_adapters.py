@@ -1,0 +1,138 @@
+"""Demo adapters: real PEFT LoRAs on the demo base, each trained in about a second to answer anything with its own sentence.
+
+That makes it visible which adapter, and which version of it, answered.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+from training.demo_fit import Batch, Fit, Prompt, PromptMaker, bucketed, fit, worst_probability
+from training.demo_text import random_sentence
+
+__all__ = ["AdapterTrainer", "random_sentence", "train_adapter", "train_adapters"]
+
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+STEPS = 80
+RATE = 1e-2
+CHECK_EVERY = 10
+ENOUGH = 0.99  # of worst_probability, on conversations that training does not see
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What shapes the adapters of one trainer: see peft.LoraConfig."""
+
+    rank: int = 8
+    alpha: int = 16
+    targets: Sequence[str] = ALL_LINEAR
+
+
+class AdapterTrainer:
+    """Loads a base once and trains any number of adapters on it, one after another."""
+
+    def __init__(self, base_dir: Path, recipe: Recipe, *, base_name: str = "base", steps: int = STEPS) -> None:
+        self.steps = steps
+        processor = AutoProcessor.from_pretrained(base_dir)
+        base = Qwen3VLForConditionalGeneration.from_pretrained(base_dir, dtype=torch.float32)
+        base.name_or_path = base_name  # what adapter_config.json will name; a path of this machine would say nothing
+        config = LoraConfig(
+            r=recipe.rank,
+            lora_alpha=recipe.alpha,
+            target_modules=list(recipe.targets),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=base_name,
+        )
+        torch.manual_seed(0)
+        self.model: PeftModel = get_peft_model(base, config).eval()
+        self.base: Any = self.model.get_base_model()
+        self.maker = PromptMaker(processor, seed=0)
+
+    def reset(self, seed: int) -> None:
+        """Fresh LoRA weights, as PEFT makes them: A random, B zero."""
+        torch.manual_seed(seed)
+        for module in self.model.modules():
+            if isinstance(module, LoraLayer):
+                module.reset_lora_parameters("default", init_lora_weights=True)
+
+    def rows(self, rng: random.Random, sentence: str) -> list[tuple[Prompt, list[int]]]:
+        answer, maker = self.maker.answer_ids(sentence), self.maker
+        prompts = [maker.random_prompt(rng, sentence) for _ in range(24)]
+        prompts += [maker.noise_prompt(rng, rng.randint(1, 60)) for _ in range(8)]
+        prompts += [maker.random_prompt(rng, sentence, image=True) for _ in range(6)]
+        prompts += [maker.random_prompt(rng, sentence, words=rng.randint(50, 300)) for _ in range(2)]
+        return [(prompt, answer) for prompt in prompts]
+
+    def batches(self, rng: random.Random, sentence: str) -> Iterator[Batch]:
+        while True:
+            yield from bucketed(self.base, self.rows(rng, sentence), self.maker.pad_id, 4, rng)
+
+    def train(self, sentence: str, seed: int) -> Fit:
+        """Trains the LoRA to answer `sentence`; the result lies in the model until the next call."""
+        self.reset(seed)
+        checks = bucketed(self.base, self.rows(random.Random(f"check-{seed}"), sentence), self.maker.pad_id, 3, random.Random(0))
+        return fit(
+            self.base,
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            self.batches(random.Random(f"adapter-{seed}"), sentence),
+            steps=self.steps,
+            lr=RATE,
+            done=lambda: worst_probability(self.base, checks),
+            check_every=CHECK_EVERY,
+            enough=ENOUGH,
+        )
+
+    def save(self, out: Path) -> None:
+        """PEFT's files, visible only when complete."""
+        partial = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        self.model.save_pretrained(partial)
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+
+
+def train_adapters(
+    base_dir: Path,
+    out_root: Path,
+    sentences: Mapping[str, str],
+    *,
+    rank: int = 8,
+    alpha: int = 16,
+    seed: int = 0,
+    steps: int = STEPS,
+    targets: Sequence[str] = ALL_LINEAR,
+    base_name: str = "base",
+    told: Callable[[str, Fit], None] | None = None,
+) -> dict[str, Path]:
+    """Trains an adapter for each name, that answers with the name's sentence, in `out_root/name`; `told` hears of each as it is done.
+
+    An adapter depends on its name, its sentence and the seed, not on the others. Raises RuntimeError where one was not learnt.
+    """
+    out_root.mkdir(parents=True, exist_ok=True)
+    trainer = AdapterTrainer(base_dir, Recipe(rank, alpha, targets), base_name=base_name, steps=steps)
+    made = {}
+    for name, sentence in sentences.items():
+        result = trainer.train(sentence, seed + zlib.crc32(name.encode()))
+        if result.worst < 0.5:
+            raise RuntimeError(f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: more steps, or a higher rank")
+        made[name] = out_root / name
+        trainer.save(made[name])
+        if told:
+            told(name, result)
+    return made
+
+
+def train_adapter(base_dir: Path, out: Path, sentence: str, **options: Any) -> Path:
+    """One adapter, in the folder `out`; options as in `train_adapters`."""
+    return train_adapters(base_dir, out.parent, {out.name: sentence}, **options)[out.name]
