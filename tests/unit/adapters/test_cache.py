@@ -1,0 +1,486 @@
+"""The node cache within one process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import math
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from stat import S_ISREG
+
+import pytest
+
+from adapters import cache_folder
+from adapters.cache import AdapterCache
+from adapters.cache_locks import FileLock
+from adapters.cache_policy import CacheEntry, choose_victims
+from adapters.errors import AdapterCorrupt, DiskFull, InternalError, StoreThrottled, StoreUnreachable
+from adapters.fetch import FileSink, plan_ranges
+from adapters.names import AdapterRef
+from adapters.settings import CacheSettings
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, ResolvedAdapter, content_digest
+from tests.fake_store import FakeStore
+
+RANGE = 2**16
+CONFIG = b'{"peft_type": "LORA", "r": 8}'
+SIZE = 4 * RANGE + 100
+DOWN = StoreUnreachable("the store does not answer")
+
+MakeCache = Callable[..., AdapterCache]
+
+
+def adapter_of(seed: int, size: int = SIZE) -> tuple[ResolvedAdapter, bytes]:
+    """An adapter of exactly `size` bytes, and its weights."""
+    weights = (hashlib.sha256(str(seed).encode()).digest() * (size // 32 + 1))[: size - len(CONFIG)]
+    contents = {CONFIG_FILE: CONFIG, WEIGHTS_FILE: weights}
+    files = tuple(FileDigest(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    return ResolvedAdapter(AdapterRef("base", f"adapter-{seed}", 1), content_digest(files), files, 8), weights
+
+
+async def published(store: FakeStore, seed: int, size: int = SIZE) -> ResolvedAdapter:
+    adapter, weights = adapter_of(seed, size)
+    await store.put(f"blobs/{adapter.digest}/{CONFIG_FILE}", CONFIG)
+    await store.put(f"blobs/{adapter.digest}/{WEIGHTS_FILE}", weights)
+    return adapter
+
+
+def weights_key(adapter: ResolvedAdapter) -> str:
+    return f"blobs/{adapter.digest}/{WEIGHTS_FILE}"
+
+
+def half_written(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / ".tmp").iterdir())
+
+
+async def use(cache: AdapterCache, adapter: ResolvedAdapter) -> bool:
+    """One short lease; whether it led a fetch."""
+    async with await cache.lease(adapter) as lease:
+        return lease.fetched
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+async def make_cache(store: FakeStore, tmp_path: Path) -> AsyncIterator[MakeCache]:
+    """Builds caches on one folder; several of them are as several processes of a node, each with locks of its own."""
+    caches: list[AdapterCache] = []
+
+    def make(budget: int = 100 * SIZE, concurrency: int = 4) -> AdapterCache:
+        settings = CacheSettings(dir=tmp_path, budget_bytes=budget, fetch_concurrency=concurrency, range_bytes=RANGE)
+        caches.append(AdapterCache(store, settings))
+        return caches[-1]
+
+    yield make
+    for cache in caches:
+        await cache.close()
+
+
+# Fetching once
+
+
+async def test_a_lease_gives_a_folder_with_exactly_the_two_files(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter = await published(store, 1)
+    async with await make_cache().lease(adapter) as lease:
+        assert lease.fetched
+        assert lease.fetch_s > 0
+        assert lease.local.digest == adapter.digest
+        assert lease.local.size_bytes == adapter.size_bytes
+        assert sorted(os.listdir(lease.local.path)) == [CONFIG_FILE, WEIGHTS_FILE]
+        assert (lease.local.path / WEIGHTS_FILE).read_bytes() == store.objects[weights_key(adapter)].data
+        assert (lease.local.path / CONFIG_FILE).read_bytes() == CONFIG
+
+
+async def test_64_leases_of_one_cold_digest_make_one_fetch(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    leases = await asyncio.gather(*(cache.lease(adapter) for _ in range(64)))
+    assert [lease.fetched for lease in leases].count(True) == 1
+    assert store.count("get_range", CONFIG_FILE) == 1
+    assert store.count("get_range", WEIGHTS_FILE) == math.ceil((SIZE - len(CONFIG)) / RANGE)
+
+
+async def test_a_warm_lease_asks_the_store_nothing(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    assert await use(cache, adapter)
+    store.calls.clear()
+    async with await cache.lease(adapter) as lease:
+        assert (lease.fetched, lease.fetch_s) == (False, 0.0)
+    assert store.count() == 0
+
+
+async def test_a_finished_folder_is_used_after_a_restart_without_any_store_call(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter = await published(store, 1)
+    await use(make_cache(), adapter)
+    store.calls.clear()
+    restarted = make_cache()
+    assert await restarted.sweep() == 0
+    assert restarted.has(adapter.digest)
+    assert restarted.tier(adapter.digest)
+    assert not await use(restarted, adapter)
+    assert store.count() == 0
+
+
+async def test_a_cancelled_waiter_does_not_stop_the_fetch(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    store.gate = asyncio.Event()
+    leader, follower = (asyncio.create_task(cache.lease(adapter)) for _ in range(2))
+    await until(lambda: store.running > 0)
+    leader.cancel()
+    await asyncio.wait([leader])
+    store.gate.set()
+    (await follower).release()
+    assert leader.cancelled()
+    assert store.count("get_range", CONFIG_FILE) == 1
+
+
+async def test_the_fetch_goes_on_when_all_waiters_are_cancelled_and_leaves_no_lease(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    store.gate = asyncio.Event()
+    waiters = [asyncio.create_task(cache.lease(adapter)) for _ in range(3)]
+    await until(lambda: store.running > 0)
+    for waiter in waiters:
+        waiter.cancel()
+    await asyncio.wait(waiters)
+    store.gate.set()
+    await until(lambda: cache.has(adapter.digest))
+    assert await cache.remove(adapter.digest)
+
+
+async def test_a_failed_fetch_fails_its_waiters_and_the_next_call_succeeds(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    store.fail(DOWN, method="get_range", key_part=WEIGHTS_FILE, at=3)
+    results = await asyncio.gather(*(cache.lease(adapter) for _ in range(5)), return_exceptions=True)
+    assert [type(result) for result in results] == [StoreUnreachable] * 5
+    assert half_written(tmp_path) == []
+    assert cache.used_bytes() == 0
+    assert not cache.has(adapter.digest)
+    assert await use(cache, adapter)
+
+
+async def test_other_store_errors_pass_as_they_are(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter = await published(store, 1)
+    store.fail(StoreThrottled("slow down", retry_after_s=2.0), method="get_range")
+    with pytest.raises(StoreThrottled) as caught:
+        await make_cache().lease(adapter)
+    assert caught.value.retry_after_s == 2.0
+
+
+async def test_a_fetch_that_is_closed_leaves_nothing_half_written(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    store.gate = asyncio.Event()
+    waiter = asyncio.create_task(cache.lease(adapter))
+    await until(lambda: store.running > 0)
+    await cache.close()
+    await asyncio.wait([waiter])
+    assert half_written(tmp_path) == []
+    assert store.running == 0
+
+
+async def test_ranges_are_read_in_parallel_and_no_more_of_them_than_allowed(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter = await published(store, 1, 20 * RANGE)
+    await use(make_cache(concurrency=6), adapter)
+    assert store.most_running == 6
+
+
+async def test_different_digests_fetch_in_parallel(store: FakeStore, make_cache: MakeCache) -> None:
+    adapters, cache = [await published(store, seed) for seed in range(3)], make_cache(concurrency=2)
+    store.gate = asyncio.Event()
+    waiters = [asyncio.create_task(cache.lease(adapter)) for adapter in adapters]
+    await until(lambda: store.running == 6)
+    store.gate.set()
+    await asyncio.gather(*waiters)
+
+
+def test_ranges_cover_each_file_once_and_in_order() -> None:
+    files = (FileDigest("a", 5, ""), FileDigest("empty", 0, ""), FileDigest("b", 4, ""))
+    parts = [(part.file.name, part.start, part.length) for part in plan_ranges(files, 2)]
+    assert parts == [("a", 0, 2), ("a", 2, 2), ("a", 4, 1), ("b", 0, 2), ("b", 2, 2)]
+
+
+# What is visible is verified
+
+
+async def test_a_corrupt_byte_never_becomes_visible(store: FakeStore, make_cache: MakeCache, tmp_path: Path) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    whole = store.objects[weights_key(adapter)].data
+    for position in (0, SIZE // 2, len(whole) - 1):
+        broken = bytearray(whole)
+        broken[position] ^= 1
+        await store.put(weights_key(adapter), bytes(broken))
+        with pytest.raises(AdapterCorrupt) as caught:
+            await cache.lease(adapter)
+        assert caught.value.reason == "digest_mismatch"
+        assert not cache.has(adapter.digest)
+        assert half_written(tmp_path) == []
+    await store.put(weights_key(adapter), whole)
+    assert await use(cache, adapter)
+
+
+@pytest.mark.parametrize("missing_bytes", [1, RANGE, SIZE])
+async def test_a_truncated_blob_is_refused(store: FakeStore, make_cache: MakeCache, missing_bytes: int) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    whole = store.objects[weights_key(adapter)].data
+    await store.put(weights_key(adapter), whole[: max(0, len(whole) - missing_bytes)])
+    with pytest.raises(AdapterCorrupt) as caught:
+        await cache.lease(adapter)
+    assert caught.value.reason == "short_file"
+    assert caught.value.limit == len(whole)
+    assert caught.value.value < len(whole)
+    assert not cache.has(adapter.digest)
+
+
+async def test_a_blob_that_a_manifest_names_and_the_store_lacks_is_corruption_not_absence(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter = await published(store, 1)
+    await store.delete(weights_key(adapter))
+    with pytest.raises(AdapterCorrupt) as caught:
+        await make_cache().lease(adapter)
+    assert caught.value.reason == "blob_missing"
+
+
+async def test_a_manifest_whose_digests_disagree_is_refused_before_any_store_call(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    one, two = adapter_of(1)[0], adapter_of(2)[0]
+    escaping = (FileDigest("../evil", 1, "0" * 64), FileDigest(WEIGHTS_FILE, 1, "0" * 64))
+    for files, digest in ((one.files, two.digest), (one.files[:1], one.digest), (escaping, content_digest(escaping))):
+        with pytest.raises(AdapterCorrupt) as caught:
+            await make_cache().lease(ResolvedAdapter(one.ref, digest, files, 8))
+        assert caught.value.reason == "bad_manifest"
+    assert store.count() == 0
+
+
+async def test_a_finished_folder_that_was_damaged_later_is_fetched_again(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    await use(cache, adapter)
+    (cache._folder.path(adapter.digest) / CONFIG_FILE).unlink()
+    assert await use(cache, adapter)
+    assert sorted(os.listdir(cache._folder.path(adapter.digest))) == [CONFIG_FILE, WEIGHTS_FILE]
+
+
+# Leases and the budget
+
+
+async def test_leased_is_never_evicted_not_even_by_another_process(store: FakeStore, make_cache: MakeCache) -> None:
+    leased, idle, new = [await published(store, seed) for seed in range(3)]
+    cache, neighbour = make_cache(budget=2 * SIZE), make_cache(budget=2 * SIZE)
+    lease = await cache.lease(leased)
+    await use(cache, idle)
+    await use(neighbour, new)
+    assert cache.has(leased.digest)
+    assert not cache.has(idle.digest)
+    assert neighbour.evictions == 1
+    lease.release()
+
+
+async def test_remove_is_refused_while_any_lease_stands(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache, neighbour = await published(store, 1), make_cache(), make_cache()
+    leases = [await cache.lease(adapter) for _ in range(2)]
+    for lease in leases:
+        assert not await neighbour.remove(adapter.digest)
+        lease.release()
+        lease.release()
+    assert await neighbour.remove(adapter.digest)
+    assert not cache.has(adapter.digest)
+    assert await neighbour.remove(adapter.digest)
+    assert cache.used_bytes() == 0
+
+
+async def test_the_least_recently_used_goes_first(store: FakeStore, make_cache: MakeCache) -> None:
+    adapters, cache = [await published(store, seed) for seed in range(4)], make_cache(budget=3 * SIZE)
+    for seed in (0, 1, 2, 0):
+        await use(cache, adapters[seed])
+        await asyncio.sleep(0.01)  # file times tick with the kernel's clock
+    await use(cache, adapters[3])
+    assert [cache.has(adapter.digest) for adapter in adapters] == [True, False, True, True]
+
+
+async def test_entries_and_used_bytes_tell_what_is_there(store: FakeStore, make_cache: MakeCache) -> None:
+    adapters, cache = [await published(store, seed, SIZE + seed) for seed in range(2)], make_cache()
+    for adapter in adapters:
+        await use(cache, adapter)
+    assert {entry.digest: entry.size_bytes for entry in cache.entries()} == {a.digest: a.size_bytes for a in adapters}
+    assert all(entry.last_used > 0 for entry in cache.entries())
+    assert cache.used_bytes() == 2 * SIZE + 1
+
+
+async def test_the_budget_holds_to_the_byte_under_20_concurrent_fetches(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    adapters, budget = [await published(store, seed) for seed in range(20)], 5 * SIZE
+    caches = [make_cache(budget), make_cache(budget)]
+    seen: list[int] = []
+
+    async def fetch(number: int, adapter: ResolvedAdapter) -> None:
+        while True:
+            try:
+                await use(caches[number % 2], adapter)
+                seen.append(bytes_on_disk(tmp_path))
+                return
+            except DiskFull:
+                seen.append(bytes_on_disk(tmp_path))
+                await asyncio.sleep(0.005)
+
+    async with asyncio.timeout(8):
+        await asyncio.gather(*(fetch(number, adapter) for number, adapter in enumerate(adapters)))
+    assert max(seen) == budget  # also reached, so that the last byte is really for use
+    assert caches[0].used_bytes() == bytes_on_disk(tmp_path) <= budget
+    assert caches[0].evictions + caches[1].evictions >= 15
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """As an operator would count: all files, wherever they lie.
+
+    Under the budget lock, so that nobody makes room and takes it while we walk; a file that is renamed counts once.
+    """
+    sizes: dict[int, int] = {}
+    lock = FileLock.take_blocking(folder / ".locks" / "budget")
+    try:
+        for path in folder.rglob("*"):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                sizes |= {found.st_ino: found.st_size} if S_ISREG(found.st_mode) else {}
+    finally:
+        lock.release()
+    return sum(sizes.values())
+
+
+async def test_no_room_is_a_clear_error_that_evicts_nothing_and_serving_goes_on(store: FakeStore, make_cache: MakeCache) -> None:
+    leased, idle, big = await published(store, 1), await published(store, 2), await published(store, 3, 2 * SIZE)
+    cache = make_cache(budget=2 * SIZE)
+    lease = await cache.lease(leased)
+    await use(cache, idle)
+    with pytest.raises(DiskFull) as caught:
+        await cache.lease(big)
+    assert (caught.value.limit, caught.value.value) == (2 * SIZE, 2 * SIZE)
+    assert caught.value.retry_after_s
+    assert not await use(cache, idle)
+    lease.release()
+    assert await use(cache, big)
+
+
+async def test_an_adapter_larger_than_the_whole_budget_is_refused_without_a_retry(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter = await published(store, 1)
+    with pytest.raises(DiskFull, match="larger than the whole cache") as caught:
+        await make_cache(budget=SIZE - 1).lease(adapter)
+    assert (caught.value.limit, caught.value.value, caught.value.retry_after_s) == (SIZE - 1, SIZE, None)
+    assert await use(make_cache(budget=SIZE), adapter)
+
+
+async def test_a_full_disk_below_the_budget_evicts_before_it_refuses(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = await published(store, 1), await published(store, 2)
+    cache = make_cache()
+    await use(cache, old)
+    monkeypatch.setattr(cache_folder, "_free_bytes", lambda folder: 10)
+    await use(cache, new)
+    assert not cache.has(old.digest)
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, InternalError)])
+async def test_what_the_disk_refuses_is_a_clear_error_without_a_path(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, error: type[Exception]
+) -> None:
+    warm, cold = await published(store, 1), await published(store, 2)
+    cache = make_cache()
+    await use(cache, warm)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    with monkeypatch.context() as patched, pytest.raises(error) as caught:
+        patched.setattr(os, "posix_fallocate", refuse)
+        await cache.lease(cold)
+    assert str(tmp_path) not in str(caught.value)
+    assert half_written(tmp_path) == []
+    assert not await use(cache, warm)
+    assert await use(cache, cold)
+
+
+async def test_sweep_evicts_down_to_a_budget_that_shrank(store: FakeStore, make_cache: MakeCache) -> None:
+    adapters, cache = [await published(store, seed) for seed in range(3)], make_cache()
+    for adapter in adapters:
+        await use(cache, adapter)
+    smaller = make_cache(budget=2 * SIZE)
+    await smaller.sweep()
+    assert smaller.used_bytes() == 2 * SIZE
+
+
+async def test_sweep_spares_a_running_fetch_and_clears_idle_lock_files(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    kept, gone, running = [await published(store, seed) for seed in range(3)]
+    cache, neighbour = make_cache(), make_cache()
+    await use(cache, kept)
+    await store.delete(weights_key(gone))
+    with pytest.raises(AdapterCorrupt):
+        await cache.lease(gone)
+    store.gate = asyncio.Event()
+    waiter = asyncio.create_task(cache.lease(running))
+    await until(lambda: store.running > 0)
+    assert await neighbour.sweep() == 0
+    assert half_written(tmp_path) == [running.digest]
+    store.gate.set()
+    (await waiter).release()
+    locks = {path.name for path in (tmp_path / ".locks").iterdir()}
+    assert locks == {"budget", kept.digest, running.digest}
+
+
+async def test_nothing_holds_up_the_event_loop_during_a_fetch(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    seen: set[tuple[str, bool]] = set()
+    blocking = [(os, "fsync"), (os, "posix_fallocate"), (os, "rename"), (FileSink, "write"), (FileSink, "finish")]
+    for owner, name in blocking:
+        monkeypatch.setattr(owner, name, _watched(getattr(owner, name), name, seen))
+    await use(cache, adapter)
+    assert await cache.remove(adapter.digest)
+    assert seen == {(name, False) for _, name in blocking}
+
+
+def _watched(call: Callable[..., object], name: str, seen: set[tuple[str, bool]]) -> Callable[..., object]:
+    """`call`, noting whether it ran on an event loop's thread."""
+
+    def watched(*args: object) -> object:
+        seen.add((name, asyncio._get_running_loop() is not None))
+        return call(*args)
+
+    return watched
+
+
+# The pure choice
+
+
+def entry(name: str, size: int, last_used: float) -> CacheEntry:
+    return CacheEntry(name, size, last_used)
+
+
+@pytest.mark.parametrize(
+    ("need", "expected"),
+    [(-1, []), (0, []), (1, ["old"]), (10, ["old"]), (11, ["old", "mid"]), (30, ["old", "mid", "new"]), (31, [])],
+)
+def test_victims_are_the_oldest_and_no_more_than_it_takes(need: int, expected: list[str]) -> None:
+    assert choose_victims([entry("new", 10, 3), entry("old", 10, 1), entry("mid", 10, 2)], need) == expected
