@@ -151,10 +151,12 @@ class ObjectStore:
         # obstore lists whole folders; a prefix that ends inside a name is narrowed here
         folder = prefix.rpartition("/")[0]
         batches = obstore.list(self._store, folder or None, chunk_size=LIST_CHUNK)
+        rows: list[Listed] = []
         while batch := await self._next_batch(batches):
-            for row in batch:
-                if row["path"].startswith(prefix):
-                    yield Listed(row["path"], row["size"], row["e_tag"] or "")
+            rows += (Listed(row["path"], row["size"], row["e_tag"] or "") for row in batch if row["path"].startswith(prefix))
+        # AWS lists in key order; servers that keep folders (SeaweedFS) list folder by folder
+        for row in sorted(rows, key=lambda row: row.key):
+            yield row
 
     async def _next_batch(self, batches: Any) -> Any:
         with _our_errors():

@@ -1,0 +1,336 @@
+"""What every store can do; one suite for memory, a local folder and a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import stat
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from adapters import errors
+from adapters.settings import StoreSettings
+from adapters.store import Object, Store, open_store
+from adapters.store_local import LocalStore
+from tests.seaweed import Seaweed
+
+WEIRD_KEYS = ["bases/Qwen%2FQwen3.json", "w/a b", "w/%", "w/~", "w/é", "w/a+b", "w/..y", "w/#", "w/a=b&c?d", "w/.dot"]
+
+
+async def keys(store: Store, prefix: str) -> list[str]:
+    return [row.key async for row in store.list(prefix)]
+
+
+class TestReadingAndWriting:
+    async def test_what_was_created_is_read_back(self, store: Store) -> None:
+        etag = await store.create("a/b.json", b"{}")
+        assert (await store.get("a/b.json")).data == b"{}"
+        assert (await store.get("a/b.json")).etag == etag
+
+    async def test_a_missing_key(self, store: Store) -> None:
+        with pytest.raises(errors.StoreMissing):
+            await store.get("nothing/here")
+        with pytest.raises(errors.StoreMissing):
+            await store.get_range("nothing/here", 0, 4)
+        await store.delete("nothing/here")
+
+    async def test_delete(self, store: Store) -> None:
+        await store.put("k", b"1")
+        await store.delete("k")
+        assert await keys(store, "") == []
+
+    async def test_put_overwrites_and_the_etag_moves(self, store: Store) -> None:
+        etags = {await store.put("k", f"{number}".encode()) for number in range(8)}
+        assert len(etags) == 8
+        assert (await store.get("k")).data == b"7"
+
+    async def test_ranges(self, store: Store) -> None:
+        await store.put("k", b"0123456789")
+        assert await store.get_range("k", 0, 4) == b"0123"
+        assert await store.get_range("k", 8, 10) == b"89"
+        assert await store.get_range("k", 10, 4) == b""
+        assert await store.get_range("k", 3, 0) == b""
+
+    async def test_empty_objects(self, store: Store) -> None:
+        await store.create("empty", b"")
+        assert (await store.get("empty")).data == b""
+
+    @pytest.mark.parametrize("key", ["../out", "/etc/passwd", "a/../../out", "a//b", "", "a/./b", "nul\x00", "a" * 1000])
+    async def test_keys_stay_inside(self, store: Store, key: str) -> None:
+        for call in (store.get(key), store.put(key, b""), store.create(key, b""), store.delete(key)):
+            with pytest.raises(errors.InvalidRequest):
+                await call
+
+    async def test_weird_keys_round_trip(self, store: Store) -> None:
+        for key in WEIRD_KEYS:
+            await store.create(key, key.encode())
+            assert (await store.get(key)).data == key.encode()
+        assert await keys(store, "w/") == sorted(key for key in WEIRD_KEYS if key.startswith("w/"))
+        assert await keys(store, "bases/") == ["bases/Qwen%2FQwen3.json"]
+
+
+class TestConditions:
+    async def test_create_only_once(self, store: Store) -> None:
+        await store.create("k", b"1")
+        with pytest.raises(errors.StoreConflict):
+            await store.create("k", b"2")
+        assert (await store.get("k")).data == b"1"
+
+    async def test_replace_with_the_right_etag_only(self, store: Store) -> None:
+        old = await store.create("k", b"1")
+        new = await store.replace("k", b"2", old)
+        assert new != old
+        with pytest.raises(errors.StoreConflict):
+            await store.replace("k", b"3", old)
+        assert await store.get("k") == Object(b"2", new)
+
+    async def test_replace_of_a_missing_key_is_a_conflict(self, store: Store) -> None:
+        etag = await store.create("k", b"1")
+        await store.delete("k")
+        with pytest.raises(errors.StoreConflict):
+            await store.replace("k", b"2", etag)
+
+    async def test_one_concurrent_create_wins(self, store: Store, store_kind: str) -> None:
+        # SeaweedFS makes a writer that meets another wait a whole second: one small round there
+        rounds, writers = (1, 4) if store_kind == "s3" else (6, 24)
+        for turn in range(rounds):
+            works = (store.create(f"c/{turn}", f"{number}".encode()) for number in range(writers))
+            results = await asyncio.gather(*works, return_exceptions=True)
+            winners = [number for number, result in enumerate(results) if isinstance(result, str)]
+            losers = {type(result) for result in results if not isinstance(result, str)}
+            assert losers == {errors.StoreConflict}
+            assert [(await store.get(f"c/{turn}")).data] == [f"{number}".encode() for number in winners]
+
+    async def test_compare_and_swap_counts_every_increment(self, store: Store, store_kind: str) -> None:
+        writers = 4 if store_kind == "s3" else 16
+        await store.create("n", b"0")
+
+        async def increment() -> None:
+            while True:
+                now = await store.get("n")
+                try:
+                    await store.replace("n", b"%d" % (int(now.data) + 1), now.etag)
+                    return
+                except errors.StoreConflict:
+                    await asyncio.sleep(random.random() * 0.01)
+
+        await asyncio.gather(*(increment() for _ in range(writers)))
+        assert int((await store.get("n")).data) == writers
+
+
+class TestListing:
+    async def test_in_key_order_with_sizes_and_etags(self, store: Store) -> None:
+        written = {key: await store.put(key, key.encode() * 2) for key in ["p/b", "p/a/2", "p/a-1", "p/a/1", "q/x"]}
+        rows = [row async for row in store.list("p/")]
+        assert [row.key for row in rows] == sorted(key for key in written if key.startswith("p/"))
+        assert all(row.etag == written[row.key] and row.size_bytes == 2 * len(row.key) for row in rows)
+
+    async def test_a_prefix_may_end_inside_a_name(self, store: Store) -> None:
+        for key in ["p/ab", "p/ac", "p/b", "pp/a"]:
+            await store.put(key, b"")
+        assert await keys(store, "p/a") == ["p/ab", "p/ac"]
+        assert await keys(store, "p") == ["p/ab", "p/ac", "p/b", "pp/a"]
+        assert await keys(store, "none/") == []
+
+    async def test_more_than_a_page(self, store: Store) -> None:
+        number = 1030
+        gate = asyncio.Semaphore(32)
+
+        async def put(key: str) -> None:
+            async with gate:
+                await store.put(key, b"x")
+
+        expected = [f"many/{index:05d}" for index in range(number)]
+        await asyncio.gather(*map(put, expected))
+        assert await keys(store, "many/") == expected
+
+    async def test_the_etag_of_a_listing_is_that_of_a_read(self, store: Store) -> None:
+        await store.put("k", b"1")
+        [row] = [row async for row in store.list("k")]
+        await store.replace("k", b"2", row.etag)
+
+
+class TestStreams:
+    async def test_chunks_become_one_object(self, store: Store) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            for letter in b"abc":
+                yield bytes([letter]) * 3_500_000
+
+        etag = await store.put_stream("big", chunks())  # type: ignore[attr-defined]
+        assert etag
+        assert [row.size_bytes async for row in store.list("big")] == [10_500_000]
+        assert await store.get_range("big", 3_499_999, 2) == b"ab"
+
+    async def test_an_error_of_the_source_leaves_nothing(self, store: Store) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"x" * 9_000_000
+            raise errors.AdapterCorrupt("the file changed")
+
+        with pytest.raises(errors.AdapterCorrupt):
+            await store.put_stream("big", chunks())  # type: ignore[attr-defined]
+        assert await keys(store, "") == []
+
+
+class TestAddresses:
+    async def test_memory_is_shared_by_name_only(self) -> None:
+        one, same = open_store(StoreSettings(url="memory://shared-a")), open_store(StoreSettings(url="memory://shared-a"))
+        other, fresh = open_store(StoreSettings(url="memory://shared-b")), open_store(StoreSettings(url="memory://"))
+        await one.put("k", b"1")
+        assert (await same.get("k")).data == b"1"
+        assert await keys(other, "") == await keys(fresh, "") == []
+
+    @pytest.mark.parametrize("url", ["s3://", "gs://b/p", "file://host/dir", "nonsense", "file:relative"])
+    def test_bad_addresses(self, url: str) -> None:
+        with pytest.raises(errors.StoreMisconfigured):
+            open_store(StoreSettings(url=url))
+
+
+class TestLocalFolder:
+    async def test_leftovers_of_a_crash_are_invisible(self, tmp_path: Path) -> None:
+        store = LocalStore.from_url(f"file://{tmp_path}/r")
+        (tmp_path / "r" / ".tmp" / "half").write_bytes(b"half")
+        await store.put("k", b"1")
+        assert await keys(store, "") == ["k"]
+        with pytest.raises(errors.InvalidRequest):
+            await store.get(".tmp/half")
+
+    async def test_the_etag_moves_for_equal_content(self, tmp_path: Path) -> None:
+        store = LocalStore.from_url(f"file://{tmp_path}/r")
+        assert len({await store.put("k", b"same") for _ in range(20)}) == 20
+
+    async def test_two_stores_of_one_folder_exclude_each_other(self, tmp_path: Path) -> None:
+        stores = [LocalStore.from_url(f"file://{tmp_path}/r") for _ in range(4)]
+        results = await asyncio.gather(*(store.create("k", b"1") for store in stores), return_exceptions=True)
+        assert sum(isinstance(result, str) for result in results) == 1
+
+    async def test_a_forbidden_file_is_denied_not_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = LocalStore.from_url(f"file://{tmp_path}/r")
+        await store.put("k", b"1")
+        (tmp_path / "r" / "k").chmod(stat.S_IWUSR)
+        try:
+            (tmp_path / "r" / "k").read_bytes()
+            pytest.skip("this user may read everything")
+        except PermissionError:
+            with pytest.raises(errors.StoreDenied):
+                await store.get("k")
+
+
+class _Stub(BaseHTTPRequestHandler):
+    """Answers every request with the status and code that the test asked for."""
+
+    status, code = 200, ""
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = f"<Error><Code>{self.code}</Code><Message>secret-bucket</Message></Error>".encode()
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def stub() -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Stub", (_Stub,), {}))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def stub_store(port: int, **others: object) -> Store:
+    return open_store(StoreSettings.model_validate({
+        "url": "s3://secret-bucket/secret-prefix", "endpoint": f"http://127.0.0.1:{port}", "access_key_id": "a",
+        "secret_access_key": "b", "retry_timeout_s": 0, **others,
+    }))
+
+
+WRITES = {"create", "replace"}
+ALL = {"get", "get_range", "create", "replace", "put", "list"}
+ANSWERS = [
+    (404, "NoSuchKey", {"replace"}, errors.StoreConflict),
+    (404, "NoSuchKey", {"get", "get_range"}, errors.StoreMissing),
+    (404, "NoSuchBucket", ALL, errors.StoreMisconfigured),
+    (409, "ConditionalRequestConflict", WRITES, errors.StoreConflict),
+    (412, "PreconditionFailed", WRITES, errors.StoreConflict),
+    (403, "AccessDenied", ALL, errors.StoreDenied),
+    (401, "Unauthorized", ALL, errors.StoreDenied),
+    (400, "ExpiredToken", ALL, errors.StoreDenied),
+    (503, "SlowDown", ALL, errors.StoreThrottled),
+    (429, "TooManyRequests", ALL, errors.StoreThrottled),
+    (500, "InternalError", ALL, errors.StoreUnreachable),
+    (503, "ServiceUnavailable", ALL, errors.StoreUnreachable),
+    (301, "PermanentRedirect", ALL, errors.StoreMisconfigured),
+]
+
+
+class TestAnswersOfAws:
+    """What AWS answers and no local server does, from a stub."""
+
+    @pytest.mark.parametrize(("status", "code", "calls", "expected"), ANSWERS)
+    async def test_each_answer_is_its_own_error(
+        self, stub: ThreadingHTTPServer, status: int, code: str, calls: set[str], expected: type[errors.StoreError]
+    ) -> None:
+        handler = stub.RequestHandlerClass
+        handler.status, handler.code = status, code  # type: ignore[attr-defined]
+        store = stub_store(stub.server_port)
+        works = {
+            "get": lambda: store.get("k"), "get_range": lambda: store.get_range("k", 0, 1), "put": lambda: store.put("k", b""),
+            "create": lambda: store.create("k", b""), "replace": lambda: store.replace("k", b"", '"x"'),
+            "list": lambda: keys(store, "i/"),
+        }
+        for name in sorted(calls):
+            with pytest.raises(errors.StoreError) as caught:
+                await works[name]()
+            assert type(caught.value) is expected, name
+            assert "secret" not in str(caught.value)
+            assert str(stub.server_port) not in str(caught.value)
+
+    async def test_a_dead_store_is_reported_in_seconds(self) -> None:
+        store = stub_store(1, retry_timeout_s=0.5)
+        async with asyncio.timeout(5):
+            with pytest.raises(errors.StoreUnreachable):
+                await store.get("k")
+
+    async def test_a_silent_store_is_reported_at_the_limit(self) -> None:
+        server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
+        store = stub_store(server.sockets[0].getsockname()[1], request_timeout_s=0.3)
+        async with asyncio.timeout(5):
+            with pytest.raises(errors.StoreUnreachable):
+                await store.create("k", b"")
+        server.close()
+
+
+class TestRealS3:
+    async def test_wrong_keys_are_denied(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(seaweed.settings("x", secret_access_key="wrong"))
+        with pytest.raises(errors.StoreDenied):
+            await store.get("k")
+
+    async def test_no_such_bucket(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(seaweed.settings("x", url="s3://other-bucket/x"))
+        with pytest.raises(errors.StoreMisconfigured):
+            await keys(store, "")
+
+    async def test_a_broken_connection_is_retried(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(s3_settings)
+        await store.put("k", b"1")
+        seaweed.proxy.drop_next(2, method="GET")
+        assert (await store.get("k")).data == b"1"
+        assert seaweed.proxy.count("GET", "/k") == 3
+
+    async def test_no_connection_is_unreachable(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(s3_settings.model_copy(update={"retry_timeout_s": 0.2}))
+        seaweed.proxy.refuse = True
+        with pytest.raises(errors.StoreUnreachable):
+            await store.get("k")
