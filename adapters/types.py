@@ -178,3 +178,24 @@ class BaseContract:
     tower: str | None = None
     serves_vision: bool = False
     architecture: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedAdapter:
+    """What the publish contract made of a folder: the canonical two files and what a manifest says about them.
+
+    `weights` is the file on disk, or its bytes; `modules` are the suffix names of the modules, `alpha` the author's own
+    (in the files it is folded into the weights).
+    """
+
+    config: bytes
+    weights: bytes | Path
+    files: tuple[FileDigest, ...]
+    digest: str
+    rank: int
+    alpha: float
+    modules: tuple[str, ...]
+    num_modules: int
+    base_fingerprint: str | None
+    rules: tuple[AppliedRule, ...] = ()
+    warnings: tuple[str, ...] = ()
