@@ -1,1 +1,1 @@
-"""Serving: everything that knows Ray and serves with vLLM."""
+"""Everything that knows Ray, and serves with vLLM: settings, app builder, ingress, replica, engine slots."""

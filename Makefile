@@ -1,0 +1,24 @@
+# The commands of this project. Each sets up what it needs; the first run installs into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: up down test check bench setup
+
+up: setup        ## store, Ray, gateway on port 8000, demo base and adapters; Ctrl-C ends all of it
+	@$(BIN)/loramux up
+
+down:            ## end what a crashed `make up` left
+	@if [ -x $(BIN)/loramux ]; then $(BIN)/loramux down; fi
+
+test: setup      ## unit, contract, repository and integration tests
+	@$(BIN)/python -m pytest
+
+check: setup     ## style and layers, in seconds
+	@$(BIN)/ruff check .
+	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
+
+bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run
+	@$(BIN)/python loadtests/compare.py
+
+setup:
+	@$(PYTHON) serve_app/set_up.py

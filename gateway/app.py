@@ -1,0 +1,92 @@
+"""Builds the FastAPI app: the routes, the errors in OpenAI's shape, and the registry view that polls while the app lives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from adapters.errors import InternalError, InvalidRequest, LoraMuxError
+from adapters.registry import Registry
+from adapters.view import RegistryView
+from gateway import health_routes, model_routes, openai_routes, registry_routes
+from gateway.backend import Backend
+from gateway.errors import error_body, error_headers, row_of
+from gateway.settings import GatewaySettings
+
+logger = logging.getLogger("loramux.gateway")
+
+EXPOSED_HEADERS = ("x-request-id", "x-loramux-adapter", "x-loramux-tier", "x-loramux-load", "server-timing", "retry-after-ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the routes work with; made once, never changed."""
+
+    settings: GatewaySettings
+    registry: Registry
+    view: RegistryView
+    backend: Backend
+
+
+def build_app(settings: GatewaySettings, registry: Registry, backend: Backend, *, poll_interval_s: float = 1.0) -> FastAPI:
+    """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it."""
+    view = RegistryView(registry, poll_interval_s)
+    app = FastAPI(title="LoraMux", docs_url=None, redoc_url=None, openapi_url="/openapi.json", lifespan=_lifespan(view))
+    app.state.parts = Parts(settings, registry, view, backend)
+    for routes in (openai_routes, model_routes, registry_routes, health_routes):
+        app.include_router(routes.router)
+    app.add_exception_handler(LoraMuxError, _known_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(Exception, _unknown_error)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=list(EXPOSED_HEADERS),
+        )
+    return app
+
+
+def _lifespan(view: RegistryView):
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI):
+        polling = asyncio.create_task(view.run())
+        try:
+            yield
+        finally:
+            polling.cancel()
+
+    return lifespan
+
+
+async def _known_error(request: Request, error: LoraMuxError) -> Response:
+    return JSONResponse({"error": error_body(error)}, row_of(error).status, error_headers(error))
+
+
+async def _validation_error(request: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
+    return await _known_error(request, InvalidRequest(f"`{field}`: {first['msg']}", param=field or None))
+
+
+async def _framework_error(request: Request, error: HTTPException) -> Response:
+    """404 and 405 of the framework, in OpenAI's shape."""
+    words = {404: f"there is no route {request.url.path[:200]}", 405: f"{request.method} is not allowed on {request.url.path[:200]}"}
+    body = {
+        "message": words.get(error.status_code, str(error.detail)), "type": "invalid_request_error", "param": None,
+        "code": "unknown_url" if error.status_code == 404 else "invalid_request",
+    }
+    return JSONResponse({"error": body}, error.status_code, error.headers)
+
+
+async def _unknown_error(request: Request, error: Exception) -> Response:
+    logger.exception("unexpected error on %s", request.url.path, exc_info=error)
+    return await _known_error(request, InternalError("something went wrong here; the log has it under the request id"))

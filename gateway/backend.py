@@ -1,0 +1,82 @@
+"""The seam between the door and the engines: a resolved request goes in, a reply comes out as a head and a stream of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from adapters.types import ResolvedAdapter
+
+Tier = Literal["engine", "disk", "remote", "base"]
+Load = Literal["leader", "follower", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequest:
+    """A request whose every question is answered but "where". `body` is JSON with the ref (or the base) as its model.
+
+    `route` is the OpenAI path (`/v1/chat/completions`), `wait_cold` says whether the caller waits for a cold adapter.
+    """
+
+    route: str
+    base: str
+    adapter: ResolvedAdapter | None
+    body: bytes
+    stream: bool
+    request_id: str
+    wait_cold: bool = True
+
+    @property
+    def ref(self) -> str | None:
+        return str(self.adapter.ref) if self.adapter else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyHead:
+    """What is known when the first bytes are there. `timings_ms` holds the stages that the replica measured."""
+
+    status: int
+    content_type: str
+    tier: Tier
+    load: Load
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+
+class Reply(Protocol):
+    """A running answer. Iterating `chunks` may raise any LoraMuxError; `aclose` frees the engine, also in mid-stream."""
+
+    head: ReplyHead
+    chunks: AsyncIterator[bytes]
+
+    async def aclose(self) -> None:
+        """Ends the answer and frees everything behind it; harmless when it has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BaseInfo:
+    """A served base as clients see it. `created` is a Unix time in seconds."""
+
+    id: str
+    created: int
+    max_model_len: int | None = None
+
+
+class Backend(Protocol):
+    """Where requests go. Cancelling `dispatch` frees the engine at once."""
+
+    def bases(self) -> dict[str, BaseInfo]:
+        """The bases that are configured, by id."""
+        ...
+
+    async def dispatch(self, request: ResolvedRequest) -> Reply:
+        """Returns when the first bytes of the answer are there.
+
+        Raises any LoraMuxError: EngineUnavailable, Overloaded, AdapterLoading, the adapter's own errors, store errors.
+        """
+        ...
+
+    async def is_ready(self) -> bool:
+        """Whether every base has a replica that answers."""
+        ...

@@ -1,0 +1,93 @@
+"""The OpenAI routes: read the body, resolve the name once, dispatch, relay."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from adapters.errors import BodyTooLarge, InvalidRequest, ModelNotFound
+from adapters.names import parse_model_name
+from adapters.types import ResolvedAdapter
+from gateway.backend import ResolvedRequest
+from gateway.body import Body, read_body
+from gateway.relay import Limits, relay
+
+router = APIRouter()
+
+MAX_TIMEOUT_MS = 24 * 3600 * 1000
+
+
+@router.post("/v1/chat/completions")
+@router.post("/v1/completions")
+@router.post("/v1/embeddings")
+async def answer(request: Request) -> Response:
+    """Chat, completions and embeddings differ only behind the door."""
+    parts = request.app.state.parts
+    body = read_body(await _read(request, parts.settings.max_body_bytes))
+    limits = _limits(request, parts.settings)
+    start_s = time.monotonic()
+    base, adapter = _resolve(parts, body)
+    resolve_ms = (time.monotonic() - start_s) * 1e3
+    resolved = ResolvedRequest(
+        route=request.url.path, base=base, adapter=adapter, stream=body.stream, request_id=_request_id(request),
+        body=body.for_engine(str(adapter.ref) if adapter else base), wait_cold=_wait_cold(request),
+    )
+    return await relay(request.receive, resolved, parts.backend, limits, resolve_ms)
+
+
+def _resolve(parts, body: Body) -> tuple[str, ResolvedAdapter | None]:
+    model = parse_model_name(body.model)
+    if model.base not in parts.backend.bases():
+        raise ModelNotFound(f"there is no base `{model.base}`", param="model", hint=_near(model.base, parts.backend.bases()))
+    if model.adapter is None:
+        return model.base, None
+    return model.base, parts.view.resolve(model, body.sticky_key)
+
+
+def _near(base: str, bases: dict) -> str | None:
+    shown = sorted(bases)[:3]
+    return f"served here: {', '.join(shown)}" if shown else None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, refused as soon as it is known to be over the limit."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(int(declared), limit)
+    parts, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(size, limit)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _too_large(size: int, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has {size} bytes or more; at most {limit} are taken", limit=limit, value=size)
+
+
+def _limits(request: Request, settings) -> Limits:
+    text = request.headers.get("x-loramux-timeout-ms")
+    if text is None:
+        return Limits(settings.max_wait_s, settings.keepalive_after_s)
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_TIMEOUT_MS:
+        raise InvalidRequest(
+            f"`x-loramux-timeout-ms` is a whole number from 1 to {MAX_TIMEOUT_MS}", param="x-loramux-timeout-ms", value=text[:40]
+        )
+    return Limits(min(int(text) / 1e3, settings.max_wait_s), settings.keepalive_after_s)
+
+
+def _wait_cold(request: Request) -> bool:
+    text = request.headers.get("x-loramux-cold", "wait")
+    if text not in ("wait", "fail"):
+        raise InvalidRequest("`x-loramux-cold` is `wait` or `fail`", param="x-loramux-cold", value=text[:40])
+    return text == "wait"
+
+
+def _request_id(request: Request) -> str:
+    """Serve's own id, which it also answers with; one of ours where no Serve is in front."""
+    return request.headers.get("x-request-id") or str(uuid.uuid4())

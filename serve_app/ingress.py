@@ -1,0 +1,27 @@
+"""Hands the gateway's app to Ray Serve, which binds the port."""
+
+from __future__ import annotations
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from adapters.registry import Registry
+from adapters.store import open_store
+from gateway.app import build_app
+from serve_app.handle_backend import HandleBackend
+from serve_app.settings import Settings
+
+
+@serve.ingress()
+class Gateway:
+    """One gateway process: a registry view, a backend over handles, and the FastAPI app between them."""
+
+    def __init__(self, settings: Settings, handles: dict[str, DeploymentHandle]) -> None:
+        self._settings = settings
+        self._handles = handles
+
+    async def __serve_build_asgi_app__(self):
+        settings = self._settings
+        backend = HandleBackend(self._handles, max_queued={base.id: base.max_queued_requests for base in settings.bases})
+        registry = Registry(open_store(settings.registry))
+        return build_app(settings.gateway, registry, backend, poll_interval_s=settings.registry.poll_interval_s)

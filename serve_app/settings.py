@@ -1,0 +1,143 @@
+"""The one typed file, `loramux.yaml`: read once, frozen; `LORAMUX_` environment variables over it; unknown keys refused."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+
+from adapters.errors import InvalidRequest
+from adapters.names import check_base_id
+from adapters.settings import CacheSettings, RegistrySettings, Section
+from gateway.settings import GatewaySettings
+
+ENV_PREFIX = "LORAMUX_"
+ENV_SEPARATOR = "__"
+
+
+class AutoscalingSettings(Section):
+    """How Ray Serve scales a base's replicas."""
+
+    min_replicas: int = Field(default=1, ge=0, description="Fewest replicas.")
+    max_replicas: int = Field(default=1, ge=1, description="Most replicas.")
+    target_ongoing_requests: float = Field(default=16, gt=0, description="Requests at once that one replica should have.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AutoscalingSettings:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is over max_replicas ({self.max_replicas})")
+        return self
+
+
+class BaseModelSettings(Section):
+    """One served base. `engine` holds vLLM engine arguments, passed on as they are."""
+
+    id: str = Field(description="Name in the model field; may hold `/`, `.`, `-`, `_`.")
+    source: str | None = Field(default=None, description="Hugging Face folder, id or remote address; none takes the id.")
+    accelerator: Literal["cpu", "gpu"] = Field(default="gpu", description="What the engine runs on.")
+    accelerator_type: str | None = Field(default=None, description="Ray's accelerator type, `H200` say.")
+    engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments.")
+    replicas: int | AutoscalingSettings = Field(default=1, description="Replicas, or their autoscaling.")
+    max_ongoing_requests: int = Field(default=256, ge=1, description="Requests at once in one replica.")
+    max_queued_requests: int = Field(default=1024, ge=-1, description="Requests that wait in one gateway; more are a 503.")
+    slot_wait_s: float = Field(default=60, gt=0, description="Longest wait for a place among the engine's adapters.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment of the replica and its engine.")
+    allowed_media_domains: tuple[str, ...] = Field(
+        default=(), description="Hosts that images may be fetched from; none means data URIs only."
+    )
+
+    @field_validator("id")
+    @classmethod
+    def _is_base_id(cls, value: str) -> str:
+        try:
+            return check_base_id(value)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+
+
+class Settings(Section):
+    """All of LoraMux."""
+
+    registry: RegistrySettings
+    cache: CacheSettings = Field(default_factory=CacheSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    bases: tuple[BaseModelSettings, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _distinct_bases(self) -> Settings:
+        ids = [base.id for base in self.bases]
+        twice = {base for base in ids if ids.count(base) > 1}
+        if twice:
+            raise ValueError(f"the base `{min(twice)}` is listed twice")
+        return self
+
+
+class ReplicaSettings(Section):
+    """What one replica needs of the settings."""
+
+    base: str
+    registry: RegistrySettings
+    cache: CacheSettings
+    slot_wait_s: float
+
+
+def load_settings(path: Path | None = None, *, environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads the file, lays the environment over it. Raises InvalidRequest that names the key at fault and the nearest one."""
+    path = path or Path(os.environ.get("LORAMUX_CONFIG", "loramux.yaml"))
+    try:
+        values = yaml.safe_load(path.read_text()) or {}
+    except FileNotFoundError:
+        raise InvalidRequest(f"there is no settings file `{path.name}`", hint="LORAMUX_CONFIG names another") from None
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"`{path.name}` is not valid YAML: {str(error)[:200]}") from None
+    return parse_settings(values, environment=environment)
+
+
+def parse_settings(values: Any, *, environment: Mapping[str, str] | None = None) -> Settings:
+    """The same for values that are already parsed, as Ray Serve hands them to the app builder."""
+    if not isinstance(values, dict):
+        raise InvalidRequest("the settings are not a mapping of sections")
+    for path, text in environment_overrides(os.environ if environment is None else environment):
+        _set(values, path, yaml.safe_load(text))
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise InvalidRequest("; ".join(_explain(item) for item in error.errors()[:5])) from None
+
+
+def environment_overrides(environment: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """`LORAMUX_GATEWAY__PORT=9000` is `gateway.port: 9000`; a name without a section is another setting's."""
+    for name, text in environment.items():
+        if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
+            yield name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR), text
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    *parents, last = path
+    for key in parents:
+        values = values.setdefault(key, {})
+    values[last] = value
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"`{path}`: {item['msg']} (got {str(item['input'])[:80]!r})"
+    near = difflib.get_close_matches(str(item["loc"][-1]), _keys_at(item["loc"][:-1]), n=1, cutoff=0.5)
+    return f"`{path}` is no setting" + (f"; did you mean `{near[0]}`?" if near else "")
+
+
+def _keys_at(path: tuple[str | int, ...]) -> list[str]:
+    model: type[BaseModel] = Settings
+    sections: dict[str, type[BaseModel]] = {
+        "registry": RegistrySettings, "cache": CacheSettings, "gateway": GatewaySettings,
+        "bases": BaseModelSettings, "replicas": AutoscalingSettings,
+    }
+    for part in path:
+        model = sections.get(str(part), model)
+    return list(model.model_fields)

@@ -1,0 +1,267 @@
+"""The table of an engine's adapter places, driven against an engine that checks the rules the real one doesn't."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from pathlib import Path
+
+import pytest
+
+from adapters.cache import Lease
+from adapters.errors import AdapterIncompatible, AdapterLoading, Overloaded, StoreUnreachable
+from adapters.names import AdapterRef
+from adapters.types import LocalAdapter, ResolvedAdapter
+from serve_app.slots import EngineSlots
+
+
+def adapter(name: str, version: int = 1) -> ResolvedAdapter:
+    ref = AdapterRef("base", name, version)
+    return ResolvedAdapter(ref, hashlib.sha256(str(ref).encode()).hexdigest(), (), rank=8)
+
+
+class StrictEngine:
+    """Fails the test when the table breaks a rule of the engine."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.loaded: dict[int, AdapterRef] = {}
+        self.ever: set[int] = set()
+        self.loads: list[AdapterRef] = []
+        self.failing: set[AdapterRef] = set()
+        self.in_use: dict[int, int] = {}
+        self.gate: asyncio.Event | None = None
+
+    async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None:
+        assert int_id not in self.ever, "an integer id was used twice"
+        self.ever.add(int_id)
+        self.loads.append(ref)
+        self.loaded[int_id] = ref  # also when it fails: that is the engine's ghost
+        assert len(self.loaded) <= self.capacity, "more adapters than the engine takes"
+        if self.gate:
+            await self.gate.wait()
+        await asyncio.sleep(0)
+        if ref in self.failing:
+            raise AdapterIncompatible("no", reason="engine_refused")
+
+    async def remove(self, ref: AdapterRef, int_id: int) -> None:
+        assert not self.in_use.get(int_id), "an adapter in use was removed"
+        await asyncio.sleep(0)
+        self.loaded.pop(int_id, None)
+
+
+class CountingCache:
+    """Leases that are counted, fetches that can fail or wait."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, int] = {}
+        self.fetches: list[str] = []
+        self.on_disk: set[str] = set()
+        self.failures: list[Exception] = []
+
+    def has(self, digest: str) -> bool:
+        return digest in self.on_disk
+
+    async def lease(self, adapter: ResolvedAdapter) -> Lease:
+        self.fetches.append(adapter.digest)
+        await asyncio.sleep(0)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.on_disk.add(adapter.digest)
+        self.leases[adapter.digest] = self.leases.get(adapter.digest, 0) + 1
+        local = LocalAdapter(adapter.digest, Path("/nowhere"), 1)
+        return Lease(local, True, 0.0, lambda: self._back(adapter.digest))
+
+    def _back(self, digest: str) -> None:
+        self.leases[digest] -= 1
+
+
+class Bench:
+    def __init__(self, capacity: int = 2, **options: float) -> None:
+        self.engine = StrictEngine(capacity)
+        self.cache = CountingCache()
+        self.slots = EngineSlots(self.engine, self.cache, capacity, **options)
+
+    async def request(self, adapter: ResolvedAdapter, hold_s: float = 0) -> str:
+        use = await self.slots.use(adapter)
+        int_id = use.slot.int_id
+        self.engine.in_use[int_id] = self.engine.in_use.get(int_id, 0) + 1
+        try:
+            assert self.engine.loaded.get(int_id) == adapter.ref, "the slot holds another adapter"
+            await asyncio.sleep(hold_s)
+            assert self.engine.loaded.get(int_id) == adapter.ref, "the adapter went away in use"
+        finally:
+            self.engine.in_use[int_id] -= 1
+            use.release()
+        return use.load
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def check_quiet(self) -> None:
+        assert self.slots.int_ids() == set(self.engine.loaded), "table and engine disagree"
+        held = {digest for digest, count in self.cache.leases.items() if count}
+        assert len(held) == len(self.engine.loaded), "files are leased exactly while registered"
+
+
+async def test_a_burst_on_one_cold_adapter_makes_one_fetch_and_one_load():
+    bench = Bench()
+    loads = await asyncio.gather(*(bench.request(adapter("a")) for _ in range(64)))
+    assert loads.count("leader") == 1
+    assert loads.count("follower") == 63
+    assert len(bench.cache.fetches) == len(bench.engine.loads) == 1
+    bench.check_quiet()
+
+
+async def test_a_second_request_finds_the_adapter_in_the_engine():
+    bench = Bench()
+    await bench.request(adapter("a"))
+    use = await bench.slots.use(adapter("a"))
+    assert (use.tier, use.load) == ("engine", "none")
+    use.release()
+
+
+async def test_the_longest_idle_slot_gives_way_and_is_removed_from_the_engine():
+    bench = Bench(capacity=2)
+    for name in ("a", "b", "a", "c"):
+        await bench.request(adapter(name))
+        await asyncio.sleep(0.002)
+    assert {ref.name for ref in bench.slots.resident()} == {"a", "c"}
+    bench.check_quiet()
+
+
+async def test_a_slot_in_use_is_never_evicted():
+    bench = Bench(capacity=1, wait_s=0.05)
+    held = await bench.slots.use(adapter("a"))
+    with pytest.raises(Overloaded) as caught:
+        await bench.slots.use(adapter("b"))
+    assert caught.value.limit == 1
+    assert bench.engine.loads == [adapter("a").ref]
+    held.release()
+    assert await bench.request(adapter("b")) == "leader"
+    bench.check_quiet()
+
+
+async def test_a_loader_that_waits_gets_the_place_when_it_comes_free():
+    bench = Bench(capacity=1)
+    held = await bench.slots.use(adapter("a"))
+    waiting = asyncio.create_task(bench.request(adapter("b")))
+    await bench.settle()
+    assert not waiting.done()
+    held.release()
+    assert await waiting == "leader"
+
+
+async def test_a_failed_load_fails_its_own_requests_and_the_next_one_tries_again():
+    bench = Bench()
+    bench.engine.failing = {adapter("bad").ref}
+    results = await asyncio.gather(
+        *(bench.request(adapter("bad")) for _ in range(4)), bench.request(adapter("good")), return_exceptions=True
+    )
+    assert [type(result) for result in results[:4]] == [AdapterIncompatible] * 4
+    assert results[4] == "leader"
+    bench.check_quiet()
+    bench.engine.failing = set()
+    assert await bench.request(adapter("bad")) == "leader"
+    bench.check_quiet()
+
+
+async def test_a_failed_load_leaves_no_ghost_in_the_engine():
+    bench = Bench(capacity=1)
+    bench.engine.failing = {adapter("bad").ref}
+    for _ in range(5):
+        with pytest.raises(AdapterIncompatible):
+            await bench.request(adapter("bad"))
+    assert bench.engine.loaded == {}
+    assert await bench.request(adapter("good")) == "leader"
+
+
+async def test_a_store_error_reaches_the_waiters_and_costs_no_place():
+    bench = Bench(capacity=1)
+    bench.cache.failures = [StoreUnreachable("down")]
+    with pytest.raises(StoreUnreachable):
+        await bench.request(adapter("a"))
+    assert await bench.request(adapter("a")) == "leader"
+
+
+async def test_a_waiter_that_gives_up_harms_neither_the_load_nor_the_others():
+    bench = Bench()
+    bench.engine.gate = asyncio.Event()
+    first = asyncio.create_task(bench.request(adapter("a")))
+    second = asyncio.create_task(bench.request(adapter("a")))
+    await bench.settle()
+    first.cancel()
+    await bench.settle()
+    bench.engine.gate.set()
+    assert await second == "follower"
+    assert bench.slots.resident() == {adapter("a").ref: 0}
+
+
+async def test_a_load_goes_on_when_all_who_waited_have_gone():
+    bench = Bench()
+    bench.engine.gate = asyncio.Event()
+    waiting = asyncio.create_task(bench.request(adapter("a")))
+    await bench.settle()
+    waiting.cancel()
+    bench.engine.gate.set()
+    await bench.settle()
+    use = await bench.slots.use(adapter("a"))
+    assert use.load == "none"
+    use.release()
+    assert bench.slots.resident() == {adapter("a").ref: 0}
+
+
+async def test_a_request_that_does_not_wait_starts_the_load_and_says_so():
+    bench = Bench()
+    with pytest.raises(AdapterLoading):
+        await bench.slots.use(adapter("a"), wait=False)
+    await bench.settle()
+    use = await bench.slots.use(adapter("a"), wait=False)
+    assert use.tier == "engine"
+    use.release()
+
+
+async def test_two_versions_of_a_name_are_two_slots():
+    bench = Bench()
+    await asyncio.gather(bench.request(adapter("a", 1)), bench.request(adapter("a", 2)))
+    assert {ref.version for ref in bench.slots.resident()} == {1, 2}
+
+
+async def test_a_hot_adapter_does_not_starve_a_cold_one():
+    bench = Bench(capacity=1, drain_after_s=0.02, wait_s=5)
+    stop = asyncio.Event()
+
+    async def steady() -> None:
+        while not stop.is_set():
+            await bench.request(adapter("hot"), hold_s=0.004)
+
+    busy = [asyncio.create_task(steady()) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(bench.request(adapter("cold")), 2) == "leader"
+    stop.set()
+    await asyncio.wait_for(asyncio.gather(*busy), 3)
+    await bench.settle()
+    bench.check_quiet()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_any_mix_of_requests_failures_and_cancellations_keeps_the_rules(seed: int):
+    rng = random.Random(seed)
+    bench = Bench(capacity=3, drain_after_s=0.005, wait_s=5)
+    bench.engine.failing = {adapter("n3").ref}
+    tasks = []
+    for _ in range(300):
+        name = f"n{rng.randrange(8)}"
+        tasks.append(asyncio.create_task(bench.request(adapter(name), hold_s=rng.random() * 0.003)))
+        if rng.random() < 0.1:
+            tasks[rng.randrange(len(tasks))].cancel()
+        if rng.random() < 0.5:
+            await asyncio.sleep(rng.random() * 0.002)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, (AdapterIncompatible, asyncio.CancelledError))]
+    assert unexpected == []
+    await asyncio.sleep(0.05)
+    bench.check_quiet()
+    assert set(bench.slots.resident().values()) <= {0}
