@@ -77,7 +77,11 @@ class AliasMove:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The truth about an adapter beside its versions. `revision` grows by one with each write."""
+    """The truth about an adapter beside its versions. `revision` grows by one with each write.
+
+    `recent_changes` are the ids of the last writes, so that a writer whose answer was lost knows its own; `extra` is what a
+    newer release put there, kept when an older one writes.
+    """
 
     base: str
     name: str
@@ -86,6 +90,8 @@ class Head:
     aliases: dict[str, int] = field(default_factory=dict)
     history: tuple[AliasMove, ...] = ()
     retired: frozenset[int] = frozenset()
+    recent_changes: tuple[str, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
