@@ -94,8 +94,6 @@ class AdapterCache:
         """Whether the adapter is on this disk (the tier `disk`). One stat; without a lease it may be gone the next moment."""
         return self._folder.has(digest)
 
-    tier = has
-
     def entries(self) -> list[CacheEntry]:
         """What is on this disk, in no particular order. A snapshot; about two stats an adapter."""
         return self._folder.entries()

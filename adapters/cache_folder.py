@@ -128,7 +128,7 @@ class CacheFolder:
         over_disk = size_bytes - _free_bytes(self.root)
         need = max(over_budget, over_disk)
         if need > 0 and not self._evict(need):
-            raise self._full(size_bytes)
+            raise self._full(size_bytes, disk=over_disk > over_budget)
 
     def _evict(self, need_bytes: int) -> bool:
         locks: dict[str, FileLock] = {}
@@ -233,17 +233,20 @@ class CacheFolder:
     def explain(self, error: OSError, adapter: ResolvedAdapter) -> LoraMuxError:
         """What a failed write means to a client: never a path."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return self._full(adapter.size_bytes)
+            return self._full(adapter.size_bytes, disk=True)
         reason = errno.errorcode.get(error.errno or 0, "io_error").lower()
         return InternalError("the node cache can't be written", reason=reason)
 
-    def _full(self, size_bytes: int) -> DiskFull:
-        fits = size_bytes <= self.budget_bytes
-        why = "everything else there is in use" if fits else "it is larger than the whole cache"
-        return DiskFull(
-            f"the node cache has no room for {size_bytes} bytes: it keeps at most {self.budget_bytes}, and {why}",
-            limit=self.budget_bytes, value=size_bytes, retry_after_s=RETRY_AFTER_S if fits else None,
-        )
+    def _full(self, size_bytes: int, *, disk: bool) -> DiskFull:
+        if disk:
+            why = f"the disk under the node cache is full; {size_bytes} bytes were asked for"
+        elif size_bytes > self.budget_bytes:
+            why = f"an adapter of {size_bytes} bytes is larger than the whole cache, {self.budget_bytes} bytes"
+        else:
+            why = f"the node cache has no room for {size_bytes} bytes: all of its {self.budget_bytes} are in use"
+        # What is larger than the cache stays so; everything else may fit once a lease has ended.
+        retry_after_s = RETRY_AFTER_S if size_bytes <= self.budget_bytes else None
+        return DiskFull(why, limit=self.budget_bytes, value=size_bytes, retry_after_s=retry_after_s)
 
 
 def _size_of(folder: Path) -> int:
