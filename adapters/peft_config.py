@@ -1,0 +1,206 @@
+"""`adapter_config.json`, read with types: what decides the scale of each module, and what the engine can't serve.
+
+The engine itself reads little of it and forgives much; everything that changes the model must be looked at here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from adapters.errors import AdapterRefused
+from adapters.refusals import refusal, shown
+from adapters.strict_json import parse_object
+from adapters.types import CONFIG_FILE
+
+MAX_PATTERN_CHARS = 512
+MAX_REPEATS_IN_PATTERN = 2
+
+# An init of these kinds also changes the base, so the factors alone are not the fine-tune.
+_BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPEAT = re.compile(r"[*+}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One entry of `rank_pattern` or `alpha_pattern`: a regular expression and the value for the modules that it names."""
+
+    text: str
+    regex: re.Pattern[str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """The fields that matter for serving. `target_modules` is None unless the file has a list of names."""
+
+    rank: int
+    alpha: float
+    use_rslora: bool
+    rank_pattern: tuple[Pattern, ...]
+    alpha_pattern: tuple[Pattern, ...]
+    target_modules: tuple[str, ...] | None
+    targets_parameters: bool
+    base_name: str | None
+    fingerprint: str | None
+    raw: Mapping[str, Any]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one `alpha / r` holds for every module, as the engine assumes."""
+        return not (self.use_rslora or self.rank_pattern or self.alpha_pattern)
+
+    def rank_of(self, path: str) -> int:
+        """The rank that the file gives to the module at `path`."""
+        return int(value_for(self.rank_pattern, path, self.rank))
+
+    def scale_of(self, path: str) -> float:
+        """What B @ A of the module at `path` is multiplied by."""
+        rank = self.rank_of(path)
+        alpha = value_for(self.alpha_pattern, path, self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+def value_for(patterns: Iterable[Pattern], path: str, default: float) -> float:
+    """PEFT's rule: the first entry in file order that matches the end of `path` at a dot boundary decides."""
+    return next((pattern.value for pattern in patterns if pattern.regex.fullmatch(path)), default)
+
+
+def parse_config(data: bytes) -> dict[str, Any]:
+    """The file as an object. Raises `config_invalid`, or `foreign_format` for the same file name of another tool."""
+    raw = parse_object(data, what=f"`{CONFIG_FILE}`", code="config_invalid")
+    if "fine_tune_type" in raw or "lora_parameters" in raw:
+        raise refusal("foreign_format", "this is a configuration of mlx-lm", limit="PEFT", value="mlx-lm")
+    kind = raw.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise refusal("peft_type_unsupported", f"the engine serves LoRA, not {shown(kind)}", limit="LORA", value=shown(kind))
+    return raw
+
+
+def read_config(raw: Mapping[str, Any], *, alpha: float | None = None) -> PeftConfig:
+    """The typed view of a parsed file; `alpha` replaces `lora_alpha`. Raises `config_invalid` for wrong or missing values."""
+    targets = raw.get("target_modules")
+    return PeftConfig(
+        rank=int(_number(raw, "r", whole=True)),
+        alpha=_number(raw, "lora_alpha") if alpha is None else alpha,
+        use_rslora=_flag(raw, "use_rslora"),
+        rank_pattern=_patterns(raw, "rank_pattern", whole=True),
+        alpha_pattern=_patterns(raw, "alpha_pattern"),
+        target_modules=_names(targets) if isinstance(targets, list) else None,
+        targets_parameters=bool(raw.get("target_parameters")),
+        base_name=_text(raw, "base_model_name_or_path"),
+        fingerprint=_text(raw, "base_fingerprint"),
+        raw=MappingProxyType(dict(raw)),
+    )
+
+
+def feature_refusals(raw: Mapping[str, Any]) -> list[AdapterRefused]:
+    """One refusal for each feature in the file that the engine can't serve, or would serve wrongly without a word."""
+    found = [refusal(code, text, limit=None, value=shown(raw[key])) for key, code, text in _FEATURES if raw.get(key)]
+    bias = raw.get("bias", "none")
+    if bias not in ("none", None):
+        found.append(refusal("extra_weights", "biases were trained too (`bias`)", limit="none", value=shown(bias)))
+    init = str(raw.get("init_lora_weights", "")).lower()
+    if init.startswith(_BASE_CHANGING_INITS):
+        found.append(refusal("base_changing_init", "the adapter's init changed the base's own weights", value=shown(init)))
+    return found
+
+
+def canonical_config(*, base: str, rank: int, modules: Iterable[str]) -> bytes:
+    """The one configuration that is published: scale 1, suffix names, nothing about how the adapter was trained."""
+    fields = {
+        "base_model_name_or_path": base,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": rank,
+        "target_modules": sorted(set(modules)),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,
+    }
+    return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
+
+
+_FEATURES = (
+    ("use_dora", "dora_unsupported", "the engine has no DoRA"),
+    ("lora_bias", "lora_bias_unsupported", "the engine has no bias on the low-rank path"),
+    ("alora_invocation_tokens", "alora_unsupported", "the engine applies an adapter to all tokens"),
+    ("layer_replication", "layer_replication_unsupported", "the adapter replicates layers of the base"),
+    ("modules_to_save", "extra_weights", "whole modules were trained too (`modules_to_save`)"),
+    ("trainable_token_indices", "extra_weights", "token embeddings were trained too (`trainable_token_indices`)"),
+    ("use_qalora", "peft_type_unsupported", "the engine has no QA-LoRA"),
+    ("use_bdlora", "peft_type_unsupported", "the engine has no block-diagonal LoRA"),
+    ("arrow_config", "peft_type_unsupported", "the engine does not route between adapters"),
+    ("kasa_config", "peft_type_unsupported", "the engine has no KaSA"),
+    ("monteclora_config", "peft_type_unsupported", "the engine has no Monte Carlo LoRA"),
+)
+
+
+def _number(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> float:
+    """A finite number, positive if `whole`."""
+    kind = "a positive integer" if whole else "a finite number"
+    if key not in raw:
+        raise refusal("config_invalid", f"`{key}` is missing", limit=kind, hint=f"`{key}` is never guessed: add it to the file")
+    return _checked(raw[key], f"`{key}`", whole=whole)
+
+
+def _checked(value: Any, what: str, *, whole: bool) -> float:
+    allowed = (int,) if whole else (int, float)
+    good = type(value) in allowed and abs(value) < 1e9 and (not whole or value > 0)
+    if not good:
+        kind = "a positive integer" if whole else "a finite number"
+        found = f'"{shown(value)}"' if isinstance(value, str) else shown(value)
+        raise refusal("config_invalid", f"{what} is {found}, not {kind}", limit=kind, value=found)
+    return value
+
+
+def _flag(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key) or False
+    if not isinstance(value, bool):
+        raise refusal("config_invalid", f"`{key}` is {shown(value)}, not a boolean", limit="boolean", value=shown(value))
+    return value
+
+
+def _text(raw: Mapping[str, Any], key: str) -> str | None:
+    value = raw.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _names(targets: list[Any]) -> tuple[str, ...]:
+    for name in targets:
+        if not isinstance(name, str) or not name:
+            raise refusal("config_invalid", "`target_modules` holds something that is no name", limit="names", value=shown(name))
+    return tuple(targets)
+
+
+def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> tuple[Pattern, ...]:
+    entries = raw.get(key) or {}
+    if not isinstance(entries, dict):
+        raise refusal("config_invalid", f"`{key}` is not an object", limit="object", value=shown(entries))
+    return tuple(
+        Pattern(text, _compiled(key, text), _checked(value, f"`{key}` of `{shown(text)}`", whole=whole))
+        for text, value in entries.items()
+    )
+
+
+def _compiled(key: str, text: str) -> re.Pattern[str]:
+    """The expression at a dot boundary. Those that could take forever on a long path are refused, not run."""
+    slow = len(text) > MAX_PATTERN_CHARS or _REPEATED_GROUP.search(text) or len(_REPEAT.findall(text)) > MAX_REPEATS_IN_PATTERN
+    if slow:
+        raise refusal(
+            "config_invalid", f"`{key}` has an entry that is too complex", value=shown(text),
+            limit=f"{MAX_PATTERN_CHARS} characters, {MAX_REPEATS_IN_PATTERN} repeats, no repeated groups",
+        )
+    try:
+        return re.compile(rf"(.*\.)?({text})")
+    except (re.error, OverflowError, RecursionError):
+        raise refusal("config_invalid", f"`{key}` has an entry that is no regular expression", value=shown(text)) from None

@@ -1,0 +1,53 @@
+"""The codes of the publish contract. One constructor, so that each code has one error class and one standing hint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from adapters.errors import AdapterCorrupt, AdapterIncompatible, AdapterRefused
+
+CORRUPT_CODES = frozenset(
+    {
+        "adapter_corrupt", "config_invalid", "incomplete_pair", "incomplete_shards",
+        "no_tensors", "not_downloaded", "sharded_tensor",
+    }
+)
+
+HINTS = {
+    "alora_unsupported": "serve it without the invocation tokens, or merge it and serve it as a base",
+    "base_changing_init": "publish the converted adapter: look for `converted/default` or `pissa_converted`",
+    "changes_nothing": "was it saved before the first step? allow it explicitly if an adapter without effect is wanted",
+    "dora_unsupported": "train without `use_dora`, or merge the adapter and serve it as a base",
+    "dtype_unsupported": "save the factors as float32, float16 or bfloat16",
+    "extra_weights": "the engine serves low-rank factors only: merge the adapter and serve it as a base",
+    "incomplete_pair": "save again, and after gathering if the trainer shards weights",
+    "incomplete_shards": "copy all shards and the index, or save as one file",
+    "layer_replication_unsupported": "merge the adapter and serve it as a base",
+    "lora_bias_unsupported": "train without `lora_bias`",
+    "moe_layout_unsupported": "export one pair of factors per expert and projection",
+    "no_tensors": "save after gathering (ZeRO-3 or FSDP)",
+    "not_downloaded": "run `git lfs pull` in the folder",
+    "overflow": "publish with the dtype kept, or check alpha",
+    "pickle_refused": "convert it where it was trained: load it there and save with `safe_serialization=True`",
+    "rank_too_large": "train with a smaller rank, or ask for a base with a higher limit",
+    "rewrite_needed": "publish without `--strict` to let the named rules rewrite it",
+    "scale_zero": "exported by verl without lora_train_meta.json? pass --alpha",
+    "sharded_tensor": "save after gathering (ZeRO-3 or FSDP)",
+    "vision_keys_not_served": "train the language layers only, or `--drop vision`",
+    "wrong_base": "publish to the base that the adapter was trained on",
+}
+
+
+def refusal(code: str, message: str, *, limit: Any = None, value: Any = None, hint: str | None = None) -> AdapterRefused:
+    """The error of `code`: AdapterCorrupt if the bytes are at fault, else AdapterIncompatible; `hint` replaces the standing one.
+
+    `message`, `limit` and `value` reach clients: they name tensors, modules and numbers, never a path.
+    """
+    kind = AdapterCorrupt if code in CORRUPT_CODES else AdapterIncompatible
+    return kind(message, reason=code, limit=limit, value=value, hint=hint or HINTS.get(code))
+
+
+def shown(text: object, most: int = 120) -> str:
+    """Foreign text as it may stand in a message: printable, at most `most` characters."""
+    clean = "".join(char if char.isprintable() else "?" for char in str(text))
+    return clean if len(clean) <= most else clean[: most - 3] + "..."

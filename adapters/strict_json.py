@@ -1,0 +1,31 @@
+"""JSON from strangers: an object, no key twice, no NaN, no bottomless nesting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from adapters.refusals import refusal, shown
+
+
+def parse_object(data: bytes, *, what: str, code: str) -> dict[str, Any]:
+    """The JSON object in `data`, keys in file order. Raises the refusal `code`, which names `what` and the fault."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = shown(next(key for key in keys if keys.count(key) > 1))
+            raise refusal(code, f"{what} has the key `{twice}` more than once", limit=1, value=twice)
+        return found
+
+    def no_constant(name: str) -> Any:
+        raise refusal(code, f"{what} holds {name}, which is no JSON number", value=name)
+
+    try:
+        parsed = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise refusal(code, f"{what} is not valid JSON", value=shown(getattr(error, "msg", type(error).__name__))) from None
+    if not isinstance(parsed, dict):
+        raise refusal(code, f"{what} is not a JSON object", limit="object", value=type(parsed).__name__)
+    return parsed
