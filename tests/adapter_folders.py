@@ -27,7 +27,9 @@ SHAPES = {
 VISION_MODULE = "model.visual.blocks.0.attn.qkv"
 
 
-def contract_of(root: str, *, tower: str | None = None, serves_vision: bool = False, layers: int = 2, wider: int = 1) -> BaseContract:
+def contract_of(
+    root: str, *, tower: str | None = None, serves_vision: bool = False, layers: int = 2, wider: int = 1
+) -> BaseContract:
     """A base of a few layers below `root`."""
     modules = {
         f"{root}.layers.{layer}.{name}": ModuleShape(width_in * wider, width_out * wider)
@@ -86,7 +88,8 @@ class AdapterFolder:
         return folder
 
     def _bytes(self, keys: list[str]) -> bytes:
-        return safetensors_bytes({key: self.tensors[key] for key in keys}, {key: self.dtypes.get(key, self.dtype) for key in keys})
+        dtypes = {key: self.dtypes.get(key, self.dtype) for key in keys}
+        return safetensors_bytes({key: self.tensors[key] for key in keys}, dtypes)
 
     def _write_shards(self, folder: Path) -> None:
         keys, index = list(self.tensors), {}

@@ -133,7 +133,8 @@ def test_mixed_ranks_are_padded_to_the_largest(tmp_path):
 def test_float32_is_kept_on_request(tmp_path):
     random = np.random.default_rng(3)
     folder = plain()
-    folder = replace(folder, tensors={key: random.normal(size=value.shape).astype(np.float32) for key, value in folder.tensors.items()})
+    random_values = {key: random.normal(size=value.shape).astype(np.float32) for key, value in folder.tensors.items()}
+    folder = replace(folder, tensors=random_values)
     kept = published(folder, tmp_path, keep_dtype=True)
     deltas = deltas_of_peft(folder)
     tensors = read_safetensors(kept.weights)
