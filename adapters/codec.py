@@ -1,0 +1,112 @@
+"""The registry's JSON, both ways. Every document carries `schema_version`; unknown keys are let pass, newer schemas refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from adapters.errors import AdapterCorrupt, StoreError
+from adapters.types import AdapterEntry, BaseContract, Head, Manifest
+
+SCHEMA_VERSION = 1
+CORRUPT = "metadata_corrupt"
+TOO_NEW = "schema_too_new"
+
+
+
+def encode_manifest(manifest: Manifest, *, change_id: str = "") -> bytes:
+    """`change_id` marks the writer, so that one whose answer was lost knows its own document."""
+    return _encode({**_plain(Manifest, manifest), "change_id": change_id})
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises AdapterCorrupt for garbage, StoreError for a newer schema."""
+    try:
+        return _decode(Manifest, _document(data, "manifest"), "manifest")
+    except StoreError as error:
+        if error.reason != CORRUPT:
+            raise
+        raise AdapterCorrupt(error.message, reason=CORRUPT) from error
+
+
+def encode_head(head: Head) -> bytes:
+    document = _plain(Head, head)
+    return _encode({**document.pop("extra"), **document, "retired": sorted(head.retired)})
+
+
+def decode_head(data: bytes) -> Head:
+    """Raises StoreError for garbage and for a newer schema."""
+    document = _document(data, "head")
+    known = {field.name for field in fields(Head)} - {"extra"}
+    extra = {key: value for key, value in document.items() if key not in known}
+    return _decode(Head, {**{key: document[key] for key in known & document.keys()}, "extra": extra}, "head")
+
+
+def encode_contract(contract: BaseContract) -> bytes:
+    return _encode(_plain(BaseContract, contract))
+
+
+def decode_contract(data: bytes) -> BaseContract:
+    """Raises StoreError for garbage and for a newer schema."""
+    return _decode(BaseContract, _document(data, "base contract"), "base contract")
+
+
+def encode_entries(entries: Iterable[AdapterEntry]) -> bytes:
+    """One index shard, in a stable order: equal entries, equal bytes."""
+    rows = sorted(entries, key=lambda entry: (entry.base, entry.name))
+    return _encode({"entries": _plain(tuple[AdapterEntry, ...], tuple(rows))})
+
+
+def decode_entries(data: bytes) -> tuple[AdapterEntry, ...]:
+    """The entries of one index shard. Raises StoreError for garbage and for a newer schema."""
+    return _decode(tuple[AdapterEntry, ...], _document(data, "index shard").get("entries"), "index shard")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _plain(kind: Any, value: object) -> Any:
+    return _adapter(kind).dump_python(value, mode="json")
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    return json.dumps({**document, "schema_version": SCHEMA_VERSION}, sort_keys=True, allow_nan=False).encode()
+
+
+def _document(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON object in `data`, without its schema version. Raises StoreError."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(what, "it is not JSON") from error
+    if not isinstance(document, dict):
+        raise _corrupt(what, "it is not a JSON object")
+    version = document.pop("schema_version", None)
+    if not isinstance(version, int) or version < 1:
+        raise _corrupt(what, "it has no schema version")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the {what} in the registry has schema version {version}; this release reads up to {SCHEMA_VERSION}",
+            reason=TOO_NEW, limit=SCHEMA_VERSION, value=version, hint="upgrade LoraMux",
+        )
+    return document
+
+
+def _decode(kind: Any, document: Any, what: str) -> Any:
+    try:
+        return _adapter(kind).validate_python(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise _corrupt(what, f"{place}: {first['msg']}") from error
+
+
+def _corrupt(what: str, why: str) -> StoreError:
+    return StoreError(f"the {what} in the registry can't be read: {why}", reason=CORRUPT)

@@ -1,0 +1,232 @@
+"""The derived picture of the registry: one row per adapter, in 64 shards that any writer repairs.
+
+A row is always computed from the truth (manifests and head) after its shard was read, and written only if the shard is still
+the one that was read. The truth only grows, so a slow writer can't take a faster one back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+
+from adapters import codec, layout
+from adapters.errors import StoreConflict, StoreError, StoreMissing
+from adapters.layout import AdapterName
+from adapters.names import AdapterRef
+from adapters.store import Store
+from adapters.types import AdapterEntry, Head, Manifest, VersionEntry
+
+MAX_ATTEMPTS = 64
+READS_AT_ONCE = 16
+
+Rows = dict[AdapterName, AdapterEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard as it was read. `etag` is None if there is none; `whole` is False if it is missing or unreadable."""
+
+    rows: Rows
+    etag: str | None
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What a sweep found: adapters and versions by the truth, and the adapters whose rows were wrong and are right now."""
+
+    adapters: int
+    versions: int
+    repaired: tuple[str, ...]
+    shards_written: int
+
+
+def merge(old: AdapterEntry | None, new: AdapterEntry) -> AdapterEntry:
+    """The newer of two rows: no revision falls, no version vanishes, none changes its digest."""
+    if old is None:
+        return new
+    newest = new if new.revision >= old.revision else old
+    versions = {**old.versions, **new.versions}
+    for number, known in old.versions.items():
+        shown = versions[number] if versions[number].digest == known.digest else known
+        by_newest = newest.versions.get(number)
+        versions[number] = replace(shown, retired=by_newest.retired if by_newest else shown.retired)
+    return replace(newest, versions=dict(sorted(versions.items())))
+
+
+def version_entry(manifest: Manifest, *, retired: bool) -> VersionEntry:
+    return VersionEntry(
+        version=manifest.ref.version, digest=manifest.digest, files=manifest.files, rank=manifest.rank,
+        created_at=manifest.created_at, num_modules=manifest.num_modules, retired=retired,
+    )
+
+
+class Truth:
+    """Reads manifests and heads. Raises StoreError's family; AdapterCorrupt for an unreadable manifest."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+
+    async def versions(self, base: str, name: str) -> list[int]:
+        """The published versions, ascending; empty if there are none."""
+        rows = self._store.list(layout.versions_folder(base, name))
+        found = [layout.version_of_key(base, name, row.key) async for row in rows]
+        return sorted(number for number in found if number is not None)
+
+    async def manifest(self, ref: AdapterRef) -> Manifest:
+        """Raises StoreMissing if the version does not exist."""
+        return codec.decode_manifest((await self._store.get(layout.manifest_key(ref))).data)
+
+    async def manifests(self, base: str, name: str, versions: Iterable[int]) -> list[Manifest]:
+        """Several manifests, a few at a time."""
+
+        async def read(version: int) -> Manifest:
+            async with self._reads:
+                return await self.manifest(AdapterRef(base, name, version))
+
+        return list(await asyncio.gather(*map(read, versions)))
+
+    async def head(self, base: str, name: str) -> tuple[Head, str | None]:
+        """The head and its ETag; a fresh head and None if there is none yet."""
+        try:
+            found = await self._store.get(layout.head_key(base, name))
+        except StoreMissing:
+            return Head(base, name), None
+        return codec.decode_head(found.data), found.etag
+
+    async def adapters(self) -> dict[AdapterName, list[int]]:
+        """Every adapter with a version, by one listing."""
+        found: dict[AdapterName, list[int]] = {}
+        async for row in self._store.list(layout.ADAPTERS):
+            if (ref := layout.ref_of_key(row.key)) is not None:
+                found.setdefault(AdapterName(ref.base, ref.name), []).append(ref.version)
+        return found
+
+    async def entry(self, base: str, name: str, known: AdapterEntry | None = None) -> AdapterEntry | None:
+        """The adapter's row, or None without a version. Versions of `known` are not read again: a manifest never changes."""
+        numbers = await self.versions(base, name)
+        if not numbers:
+            return None
+        rows = dict(known.versions) if known else {}
+        manifests = await self.manifests(base, name, [number for number in numbers if number not in rows])
+        rows |= {manifest.ref.version: version_entry(manifest, retired=False) for manifest in manifests}
+        head, _ = await self.head(base, name)
+        versions = {number: replace(rows[number], retired=number in head.retired) for number in sorted(rows)}
+        return AdapterEntry(base, name, head.revision, dict(head.aliases), versions)
+
+
+class Index:
+    """The shards: read, watched and written here only."""
+
+    def __init__(self, store: Store, truth: Truth) -> None:
+        self._store = store
+        self._truth = truth
+
+    async def etags(self) -> dict[int, str]:
+        """The ETag of each shard, by one listing."""
+        rows = [(layout.shard_of_key(row.key), row.etag) async for row in self._store.list(layout.INDEX)]
+        return {shard: etag for shard, etag in rows if shard is not None}
+
+    async def fetch(self, shard: int) -> tuple[tuple[AdapterEntry, ...], str]:
+        """A shard's rows and ETag. Raises StoreMissing, StoreError for garbage."""
+        found = await self._store.get(layout.shard_key(shard))
+        return codec.decode_entries(found.data), found.etag
+
+    async def read(self, shard: int) -> Shard:
+        """A shard for a writer; a missing or unreadable one is empty and not whole. Raises StoreError for a newer schema."""
+        try:
+            found = await self._store.get(layout.shard_key(shard))
+        except StoreMissing:
+            return Shard({}, None, whole=False)
+        try:
+            entries = codec.decode_entries(found.data)
+        except StoreError as error:
+            if error.reason != codec.CORRUPT:
+                raise
+            return Shard({}, found.etag, whole=False)
+        return Shard({AdapterName(entry.base, entry.name): entry for entry in entries}, found.etag, whole=True)
+
+    async def entry(self, base: str, name: str) -> AdapterEntry | None:
+        """The adapter's row as the index has it now."""
+        return (await self.read(layout.shard_of(base, name))).rows.get(AdapterName(base, name))
+
+    async def update(self, base: str, name: str, *, revision: int, version: int | None = None) -> AdapterEntry | None:
+        """Brings the adapter's row up to the truth, unless it already shows `revision` and `version` or more."""
+        adapter, number = AdapterName(base, name), layout.shard_of(base, name)
+
+        async def change(found: Shard) -> Rows:
+            shard = await self._made_whole(number, found)
+            old = shard.rows.get(adapter)
+            if old and old.revision >= revision and (version is None or version in old.versions):
+                return shard.rows
+            new = await self._truth.entry(base, name, old)
+            return shard.rows if new is None else {**shard.rows, adapter: merge(old, new)}
+
+        rows, _ = await self._swap(number, change)
+        return rows.get(adapter)
+
+    async def sweep(self) -> SweepReport:
+        """Compares every row with the truth and rewrites the shards that differ."""
+        adapters = await self._truth.adapters()
+        repaired: list[str] = []
+        written = 0
+        for shard in sorted({layout.shard_of(*adapter) for adapter in adapters} | set(await self.etags())):
+            before: list[Shard] = []
+
+            async def change(found: Shard, shard: int = shard, before: list[Shard] = before) -> Rows:
+                before[:] = [found]
+                # what was published after the listing is among the shard's rows, or its writer's turn comes after ours
+                return await self._true_rows(shard, adapters.keys() | found.rows.keys())
+
+            rows, wrote = await self._swap(shard, change)
+            if wrote:
+                written += 1
+                repaired += _differences(before[0].rows, rows)
+        return SweepReport(len(adapters), sum(map(len, adapters.values())), tuple(sorted(repaired)), written)
+
+    async def _true_rows(self, shard: int, adapters: Iterable[AdapterName]) -> Rows:
+        """The rows of those adapters that belong to `shard`, by the truth alone, a few at a time."""
+        gate = asyncio.Semaphore(READS_AT_ONCE)
+
+        async def read(adapter: AdapterName) -> AdapterEntry | None:
+            async with gate:
+                return await self._truth.entry(*adapter)
+
+        mine = sorted(adapter for adapter in adapters if layout.shard_of(*adapter) == shard)
+        entries = await asyncio.gather(*map(read, mine))
+        return {AdapterName(entry.base, entry.name): entry for entry in entries if entry is not None}
+
+    async def _made_whole(self, number: int, shard: Shard) -> Shard:
+        """The shard; with rows from the truth if it was missing or unreadable, so that a writer brings back its neighbours."""
+        if shard.whole:
+            return shard
+        return replace(shard, rows=await self._true_rows(number, await self._truth.adapters()))
+
+    async def _swap(self, number: int, change: Callable[[Shard], Awaitable[Rows]]) -> tuple[Rows, bool]:
+        """Changes a shard by compare-and-swap, unless it already holds what `change` makes of it. Returns the rows, and
+        whether they were written."""
+        for attempt in range(MAX_ATTEMPTS):
+            shard = await self.read(number)
+            rows = await change(shard)
+            if rows == shard.rows and (shard.whole or shard.etag is None):
+                return rows, False
+            try:
+                await self._write(number, rows, shard.etag)
+                return rows, True
+            except StoreConflict:
+                await asyncio.sleep(random.random() * min(0.01 * (attempt + 1), 0.2))
+        raise StoreConflict("the index is being written by too many at once; try again", retry_after_s=1)
+
+    async def _write(self, number: int, rows: Rows, etag: str | None) -> None:
+        data = codec.encode_entries(rows.values())
+        if etag is None:
+            await self._store.create(layout.shard_key(number), data)
+        else:
+            await self._store.replace(layout.shard_key(number), data, etag)
+
+
+def _differences(before: Rows, after: Rows) -> list[str]:
+    return [str(adapter) for adapter in before.keys() | after.keys() if before.get(adapter) != after.get(adapter)]

@@ -1,0 +1,319 @@
+"""What the registry promises, over memory, a local folder and a real S3 server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from adapters import errors, layout
+from adapters.names import AdapterRef
+from adapters.registry import Registry
+from adapters.settings import StoreSettings
+from adapters.store import Store, open_store
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, ModuleShape
+from tests.prepared import prepared
+from tests.seaweed import Seaweed
+
+BASE, NAME = "Qwen/Qwen3-0.6B", "team/maze"
+
+
+@pytest.fixture
+def registry(store: Store) -> Registry:
+    return Registry(store)
+
+
+async def with_versions(registry: Registry, number: int, name: str = NAME) -> None:
+    for version in range(1, number + 1):
+        await registry.publish(BASE, name, prepared(f"{name}-{version}"))
+
+
+def several(store_settings: StoreSettings, number: int) -> list[Registry]:
+    """Registries of several processes over the same store."""
+    return [Registry(open_store(store_settings)) for _ in range(number)]
+
+
+class TestPublish:
+    async def test_the_first_version(self, registry: Registry) -> None:
+        done = await registry.publish(
+            BASE, NAME, prepared("a"), who="ann", message="first", source={"run": "r1", "step": 3}, metrics={"solved": 1}
+        )
+        assert (done.ref, done.created, done.retired) == (AdapterRef(BASE, NAME, 1), True, False)
+        manifest = await registry.manifest(done.ref)
+        assert manifest == done.manifest
+        assert (manifest.who, manifest.message, manifest.metrics) == ("ann", "first", {"solved": 1.0})
+        assert manifest.size_bytes == len(b"a") + len(b'{"r": 8}')
+        head = await registry.head(BASE, NAME)
+        assert (head.revision, head.aliases) == (1, {})
+        entry = await registry.index.entry(BASE, NAME)
+        assert entry is not None and entry.latest == 1 and entry.production is None
+        assert entry == await registry.entry(BASE, NAME)
+
+    async def test_the_layout(self, registry: Registry) -> None:
+        item = prepared("a")
+        await registry.publish(BASE, NAME, item)
+        keys = {row.key async for row in registry.store.list("")}
+        assert keys == {
+            f"blobs/{item.digest}/{CONFIG_FILE}", f"blobs/{item.digest}/{WEIGHTS_FILE}",
+            "adapters/Qwen%2FQwen3-0.6B/team/maze/versions/1/manifest.json", "adapters/Qwen%2FQwen3-0.6B/team/maze/head.json",
+            layout.shard_key(layout.shard_of(BASE, NAME)),
+        }
+        assert (await registry.store.get(f"blobs/{item.digest}/{WEIGHTS_FILE}")).data == b"a"
+
+    async def test_the_same_content_is_the_same_version(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        again = await registry.publish(BASE, NAME, prepared(f"{NAME}-1"))
+        assert (again.ref.version, again.created) == (1, False)
+        assert await registry.versions(BASE, NAME) == [1, 2]
+
+    async def test_a_retired_version_says_so(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        await registry.retire(AdapterRef(BASE, NAME, 1))
+        again = await registry.publish(BASE, NAME, prepared(f"{NAME}-1"))
+        assert (again.created, again.retired) == (False, True)
+
+    async def test_a_large_file_with_progress(self, registry: Registry, tmp_path: Path) -> None:
+        item = prepared(b"0123456789abcdef" * 600_000, tmp_path / "weights")
+        seen: list[tuple[int, int]] = []
+        await registry.publish(BASE, NAME, item, progress=lambda done, total: seen.append((done, total)))
+        total = 9_600_000 + 8
+        assert seen == sorted(seen) and seen[-1] == (total, total)
+        [row] = [row async for row in registry.store.list(layout.blob_key(item.digest, WEIGHTS_FILE))]
+        assert row.size_bytes == 9_600_000
+        assert await registry.store.get_range(row.key, 9_599_984, 16) == b"0123456789abcdef"
+
+    async def test_a_file_that_changed_is_refused(self, registry: Registry, tmp_path: Path) -> None:
+        for size in (100, 3_000_000):
+            item = prepared(b"a" * size, tmp_path / "weights")
+            (tmp_path / "weights").write_bytes(b"b" * size)
+            with pytest.raises(errors.AdapterCorrupt):
+                await registry.publish(BASE, NAME, item)
+            assert [row.key async for row in registry.store.list(layout.blob_key(item.digest, WEIGHTS_FILE))] == []
+        assert await registry.versions(BASE, NAME) == []
+
+    async def test_a_blob_of_the_wrong_size_is_uploaded_again(self, registry: Registry) -> None:
+        item = prepared("content")
+        await registry.store.put(layout.blob_key(item.digest, WEIGHTS_FILE), b"half")
+        await registry.publish(BASE, NAME, item)
+        assert (await registry.store.get(layout.blob_key(item.digest, WEIGHTS_FILE))).data == b"content"
+
+    @pytest.mark.parametrize("name", ["versions", "Up", "a/b/c", "team/head.json", "../x", ""])
+    async def test_bad_names(self, name: str) -> None:
+        with pytest.raises(errors.InvalidRequest):
+            await Registry(open_store(StoreSettings(url="memory://"))).publish(BASE, name, prepared())
+
+    async def test_a_metric_must_be_a_number(self) -> None:
+        with pytest.raises(errors.InvalidRequest, match="loss"):
+            registry = Registry(open_store(StoreSettings(url="memory://")))
+            await registry.publish(BASE, NAME, prepared(), metrics={"loss": float("nan")})
+
+    async def test_names_that_look_like_the_layout_do_not_mix(self, registry: Registry) -> None:
+        for name in ("team", "team/versions", "versions/7"):
+            await registry.publish(BASE, name, prepared("same"))
+        assert [await registry.versions(BASE, name) for name in ("team", "team/versions", "versions/7")] == [[1]] * 3
+        assert {adapter.name for adapter in await registry.truth.adapters()} == {"team", "team/versions", "versions/7"}
+
+
+class TestConcurrentPublishers:
+    async def test_different_content(self, store_settings: StoreSettings, store_kind: str) -> None:
+        number = 3 if store_kind == "s3" else 32
+        registries = several(store_settings, number)
+        done = await asyncio.gather(*(one.publish(BASE, NAME, prepared(str(i))) for i, one in enumerate(registries)))
+        assert sorted(published.ref.version for published in done) == list(range(1, number + 1))
+        assert all(published.created for published in done)
+        entry = await registries[0].index.entry(BASE, NAME)
+        assert entry == await registries[0].entry(BASE, NAME)
+
+    async def test_the_same_content(self, store_settings: StoreSettings, store_kind: str) -> None:
+        registries = several(store_settings, 3 if store_kind == "s3" else 32)
+        done = await asyncio.gather(*(one.publish(BASE, NAME, prepared("same")) for one in registries))
+        assert {published.ref.version for published in done} == {1}
+        assert sum(published.created for published in done) == 1
+        assert await registries[0].versions(BASE, NAME) == [1]
+
+
+class TestPromote:
+    async def test_an_alias_moves_and_remembers(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.promote(BASE, NAME, "production", 1, who="ann", message="go")
+        head = await registry.promote(BASE, NAME, "production", 2)
+        assert head.aliases == {"production": 2} and head.revision == 3
+        history = [(move.from_version, move.to_version, move.who, move.message) for move in head.history]
+        assert history == [(None, 1, "ann", "go"), (1, 2, None, None)]
+        assert head == await registry.head(BASE, NAME)
+        entry = await registry.index.entry(BASE, NAME)
+        assert entry is not None and (entry.production, entry.revision) == (2, 3)
+
+    async def test_to_where_it_is_writes_nothing(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        first = await registry.promote(BASE, NAME, "production", 1)
+        assert await registry.promote(BASE, NAME, "production", 1) == first
+
+    async def test_against_a_revision(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.promote(BASE, NAME, "production", 1, expected_revision=1)
+        with pytest.raises(errors.VersionConflict) as caught:
+            await registry.promote(BASE, NAME, "production", 2, expected_revision=1)
+        assert (caught.value.limit, caught.value.value) == (1, 2)
+        assert "revision 2, not 1" in str(caught.value)
+        assert (await registry.head(BASE, NAME)).aliases == {"production": 1}
+
+    async def test_what_can_not_be_promoted(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.retire(AdapterRef(BASE, NAME, 2))
+        with pytest.raises(errors.VersionRetired):
+            await registry.promote(BASE, NAME, "production", 2)
+        with pytest.raises(errors.ModelNotFound):
+            await registry.promote(BASE, NAME, "production", 3)
+        with pytest.raises(errors.ModelNotFound):
+            await registry.promote(BASE, "other", "production", 1)
+        for alias in ("latest", "v2", "Up"):
+            with pytest.raises(errors.InvalidRequest):
+                await registry.promote(BASE, NAME, alias, 1)
+
+    async def test_racing_without_a_revision_all_succeed(self, store_settings: StoreSettings, store_kind: str) -> None:
+        registries = several(store_settings, 3 if store_kind == "s3" else 12)
+        await with_versions(registries[0], 1)
+        moves = (one.promote(BASE, NAME, f"alias-{i}", 1) for i, one in enumerate(registries))
+        heads = await asyncio.gather(*moves)
+        head = await registries[0].head(BASE, NAME)
+        assert len(head.aliases) == len(heads) and head.revision == 1 + len(heads)
+        assert (await registries[0].index.entry(BASE, NAME)) == await registries[0].entry(BASE, NAME)
+
+    async def test_racing_against_a_revision_one_wins(self, store_settings: StoreSettings, store_kind: str) -> None:
+        registries = several(store_settings, 3 if store_kind == "s3" else 12)
+        await with_versions(registries[0], 1)
+        moves = (one.promote(BASE, NAME, f"alias-{i}", 1, expected_revision=1) for i, one in enumerate(registries))
+        results = await asyncio.gather(*moves, return_exceptions=True)
+        losers = [result for result in results if isinstance(result, BaseException)]
+        assert len(losers) == len(registries) - 1
+        assert {type(loser) for loser in losers} == {errors.VersionConflict}
+
+
+class TestRollback:
+    async def test_it_goes_further_back_each_time(self, registry: Registry) -> None:
+        await with_versions(registry, 3)
+        for version in (1, 2, 3):
+            await registry.promote(BASE, NAME, "production", version)
+        heads = [await registry.rollback(BASE, NAME, "production", who="bob") for _ in range(2)]
+        assert [head.aliases["production"] for head in heads] == [2, 1]
+        assert (heads[-1].history[-1].kind, heads[-1].history[-1].who) == ("rollback", "bob")
+        with pytest.raises(errors.InvalidRequest, match="no earlier version"):
+            await registry.rollback(BASE, NAME, "production")
+
+    async def test_after_a_new_promotion(self, registry: Registry) -> None:
+        await with_versions(registry, 4)
+        for version in (1, 2, 3):
+            await registry.promote(BASE, NAME, "production", version)
+        await registry.rollback(BASE, NAME, "production")
+        await registry.promote(BASE, NAME, "production", 4)
+        assert (await registry.rollback(BASE, NAME, "production")).aliases["production"] == 2
+        assert (await registry.rollback(BASE, NAME, "production")).aliases["production"] == 1
+
+    async def test_past_retired_versions(self, registry: Registry) -> None:
+        await with_versions(registry, 3)
+        for version in (1, 2, 3):
+            await registry.promote(BASE, NAME, "production", version)
+        await registry.retire(AdapterRef(BASE, NAME, 2))
+        assert (await registry.rollback(BASE, NAME, "production")).aliases["production"] == 1
+
+    async def test_to_a_version(self, registry: Registry) -> None:
+        await with_versions(registry, 4)
+        for version in (1, 2, 3):
+            await registry.promote(BASE, NAME, "production", version)
+        with pytest.raises(errors.InvalidRequest, match="never live"):
+            await registry.rollback(BASE, NAME, "production", to=4)
+        assert (await registry.rollback(BASE, NAME, "production", to=1)).aliases["production"] == 1
+        assert (await registry.rollback(BASE, NAME, "production", to=3)).aliases["production"] == 3
+        await registry.retire(AdapterRef(BASE, NAME, 2))
+        with pytest.raises(errors.VersionRetired):
+            await registry.rollback(BASE, NAME, "production", to=2)
+
+    async def test_each_alias_has_its_own_past(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.promote(BASE, NAME, "canary", 1)
+        await registry.promote(BASE, NAME, "production", 2)
+        with pytest.raises(errors.InvalidRequest):
+            await registry.rollback(BASE, NAME, "production")
+        with pytest.raises(errors.VersionConflict):
+            await registry.rollback(BASE, NAME, "canary", expected_revision=1)
+        with pytest.raises(errors.ModelNotFound):
+            await registry.rollback(BASE, "unknown", "production")
+
+
+class TestRetire:
+    async def test_away_and_back(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.retire(AdapterRef(BASE, NAME, 2))
+        entry = await registry.index.entry(BASE, NAME)
+        assert entry is not None and entry.latest == 1 and entry.versions[2].retired
+        head = await registry.restore(AdapterRef(BASE, NAME, 2))
+        assert head.retired == frozenset()
+        assert await registry.restore(AdapterRef(BASE, NAME, 2)) == head
+
+    async def test_not_while_an_alias_names_it(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        await registry.promote(BASE, NAME, "canary", 1)
+        with pytest.raises(errors.InvalidRequest, match="canary"):
+            await registry.retire(AdapterRef(BASE, NAME, 1))
+        with pytest.raises(errors.ModelNotFound):
+            await registry.retire(AdapterRef(BASE, NAME, 9))
+
+
+class TestBases:
+    async def test_round_trip(self, registry: Registry) -> None:
+        modules = {"model.layers.0.q_proj": ModuleShape(64, 128)}
+        contract = BaseContract(BASE, "abc", modules, max_rank=32, tower="model.language_model")
+        with pytest.raises(errors.ModelNotFound):
+            await registry.base(BASE)
+        await registry.put_base(contract)
+        await registry.put_base(contract)
+        assert await registry.base(BASE) == contract
+        await asyncio.gather(*(registry.put_base(BaseContract("b", str(i), {}, 8)) for i in range(3)))
+        assert await registry.bases() == [BASE, "b"]
+
+
+class TestSweep:
+    async def test_a_lost_index_comes_back(self, registry: Registry) -> None:
+        for name in ("a", "b", "c"):
+            await with_versions(registry, 2, name)
+        assert (await registry.sweep()).repaired == ()
+        before = {row.key: (await registry.store.get(row.key)).data async for row in registry.store.list("index/")}
+        for key in before:
+            await registry.store.delete(key)
+        await registry.store.put(layout.shard_key(layout.shard_of(BASE, "a")), b"garbage")
+        report = await registry.sweep()
+        assert (report.adapters, report.versions) == (3, 6)
+        assert report.repaired == tuple(f"{BASE}:{name}" for name in ("a", "b", "c"))
+        assert {row.key: (await registry.store.get(row.key)).data async for row in registry.store.list("index/")} == before
+
+    async def test_a_writer_repairs_the_shard_that_it_meets(self) -> None:
+        registry = Registry(open_store(StoreSettings(url="memory://")))
+        names = [f"n{i}" for i in range(300)]
+        mates = [name for name in names if layout.shard_of(BASE, name) == layout.shard_of(BASE, "n0")]
+        assert len(mates) > 1
+        for name in mates:
+            await with_versions(registry, 1, name)
+        await registry.store.delete(layout.shard_key(layout.shard_of(BASE, "n0")))
+        await registry.promote(BASE, "n0", "production", 1)
+        assert {adapter.name for adapter in (await registry.index.read(layout.shard_of(BASE, "n0"))).rows} == set(mates)
+
+
+class TestLostAnswers:
+    """The proxy lets the server work and hides the answer."""
+
+    async def test_of_a_promotion(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        registry = Registry(open_store(s3_settings))
+        await with_versions(registry, 2)
+        seaweed.proxy.lose_answer_next(method="PUT", contains="head.json")
+        head = await registry.promote(BASE, NAME, "production", 2, expected_revision=1)
+        assert (head.revision, head.aliases, len(head.history)) == (2, {"production": 2}, 1)
+
+    async def test_of_a_publication(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        registry = Registry(open_store(s3_settings))
+        seaweed.proxy.lose_answer_next(method="PUT", contains="manifest.json")
+        seaweed.proxy.lose_answer_next(method="PUT", contains="index/")
+        done = await registry.publish(BASE, NAME, prepared())
+        assert (done.ref.version, done.created) == (1, True)
+        assert await registry.versions(BASE, NAME) == [1]
