@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from adapters.errors import InvalidRequest
+
+CONFIG_VARIABLE = "LORAMUX_CONFIG"
+DEFAULT_CONFIG = Path("loramux.yaml")
+ENV_PREFIX = "LORAMUX_"
+ENV_SEPARATOR = "__"
 
 
 class Section(BaseModel):
@@ -39,3 +49,49 @@ class CacheSettings(Section):
     budget_bytes: int = Field(default=50 * 2**30, gt=0, description="Most bytes that the cache keeps.")
     fetch_concurrency: int = Field(default=8, ge=1, le=64, description="Ranged reads at once for one fetch.")
     range_bytes: int = Field(default=8 * 2**20, ge=2**16, description="Size of one ranged read.")
+
+
+def read_config(path: Path | None = None) -> dict[str, Any]:
+    """The settings file as plain values, with the environment laid over it; an absent default file is an empty one.
+
+    `LORAMUX_GATEWAY__PORT=9000` is `gateway.port: 9000`. Raises InvalidRequest for a file that is missing or no YAML.
+    """
+    named = path or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+    try:
+        values = yaml.safe_load((named or DEFAULT_CONFIG).read_text()) or {}
+    except FileNotFoundError:
+        if named is not None:
+            raise InvalidRequest(f"there is no settings file `{named.name}`") from None
+        values = {}
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"the settings file is not valid YAML: {str(error)[:200]}") from None
+    if not isinstance(values, dict):
+        raise InvalidRequest("the settings file is not a mapping of sections")
+    return with_environment(values)
+
+
+def with_environment(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the environment's on top; a variable without `__` belongs to something else."""
+    for name, text in os.environ.items():
+        if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
+            *parents, last = name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)
+            section = values
+            for key in parents:
+                section = section.setdefault(key, {})
+            section[last] = yaml.safe_load(text)
+    return values
+
+
+def read_registry_settings(path: Path | None = None) -> RegistrySettings:
+    """Only the registry's section: all that an author's command needs. Raises InvalidRequest."""
+    values = read_config(path).get("registry")
+    if values is None:
+        raise InvalidRequest(
+            "no registry is configured",
+            hint=f"name one in {DEFAULT_CONFIG} (`registry: {{url: s3://bucket/prefix}}`) or in LORAMUX_REGISTRY__URL",
+        )
+    try:
+        return RegistrySettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"`registry.{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None

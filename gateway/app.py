@@ -79,7 +79,8 @@ async def _validation_error(request: Request, error: RequestValidationError) -> 
 
 async def _framework_error(request: Request, error: HTTPException) -> Response:
     """404 and 405 of the framework, in OpenAI's shape."""
-    words = {404: f"there is no route {request.url.path[:200]}", 405: f"{request.method} is not allowed on {request.url.path[:200]}"}
+    path = request.url.path[:200]
+    words = {404: f"there is no route {path}", 405: f"{request.method} is not allowed on {path}"}
     body = {
         "message": words.get(error.status_code, str(error.detail)), "type": "invalid_request_error", "param": None,
         "code": "unknown_url" if error.status_code == 404 else "invalid_request",

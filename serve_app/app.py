@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -28,10 +29,8 @@ def build(args: dict[str, Any]) -> Application:
     """The application. `args` are the settings themselves, or empty: then `loramux.yaml` is read, `{"config": path}` names
     another file. Raises InvalidRequest for settings that make no sense."""
     if set(args) <= {"config"}:
-        settings = load_settings(args.get("config"))
-    else:
-        settings = parse_settings(args)
-    return application(settings)
+        return application(load_settings(Path(args["config"]) if args else None))
+    return application(parse_settings(args))
 
 
 def application(settings: Settings) -> Application:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
-import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from adapters.errors import InvalidRequest
 from adapters.names import check_base_id
-from adapters.settings import CacheSettings, RegistrySettings, Section
+from adapters.settings import CacheSettings, RegistrySettings, Section, read_config, with_environment
 from gateway.settings import GatewaySettings
-
-ENV_PREFIX = "LORAMUX_"
-ENV_SEPARATOR = "__"
 
 
 class AutoscalingSettings(Section):
@@ -86,42 +81,21 @@ class ReplicaSettings(Section):
     slot_wait_s: float
 
 
-def load_settings(path: Path | None = None, *, environment: Mapping[str, str] | None = None) -> Settings:
+def load_settings(path: Path | None = None) -> Settings:
     """Reads the file, lays the environment over it. Raises InvalidRequest that names the key at fault and the nearest one."""
-    path = path or Path(os.environ.get("LORAMUX_CONFIG", "loramux.yaml"))
-    try:
-        values = yaml.safe_load(path.read_text()) or {}
-    except FileNotFoundError:
-        raise InvalidRequest(f"there is no settings file `{path.name}`", hint="LORAMUX_CONFIG names another") from None
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"`{path.name}` is not valid YAML: {str(error)[:200]}") from None
-    return parse_settings(values, environment=environment)
+    return _validated(read_config(path))
 
 
-def parse_settings(values: Any, *, environment: Mapping[str, str] | None = None) -> Settings:
+def parse_settings(values: dict[str, Any]) -> Settings:
     """The same for values that are already parsed, as Ray Serve hands them to the app builder."""
-    if not isinstance(values, dict):
-        raise InvalidRequest("the settings are not a mapping of sections")
-    for path, text in environment_overrides(os.environ if environment is None else environment):
-        _set(values, path, yaml.safe_load(text))
+    return _validated(with_environment(copy.deepcopy(values)))
+
+
+def _validated(values: dict[str, Any]) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequest("; ".join(_explain(item) for item in error.errors()[:5])) from None
-
-
-def environment_overrides(environment: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
-    """`LORAMUX_GATEWAY__PORT=9000` is `gateway.port: 9000`; a name without a section is another setting's."""
-    for name, text in environment.items():
-        if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
-            yield name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR), text
-
-
-def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
-    *parents, last = path
-    for key in parents:
-        values = values.setdefault(key, {})
-    values[last] = value
 
 
 def _explain(item: Any) -> str:

@@ -12,6 +12,7 @@ The engine itself is forgetful (README.md of this package lists what it really d
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -232,10 +233,8 @@ class EngineSlots:
         return Slot(adapter.ref, int_id, lease, loaded_at_s=now_s, last_used_s=now_s)
 
     async def _forget(self, ref: AdapterRef, int_id: int) -> None:
-        try:
+        with contextlib.suppress(LoraMuxError):  # the engine is dead; the error that brought us here says so
             await self._engine.remove(ref, int_id)
-        except LoraMuxError:
-            pass  # the engine is dead; the error that brought us here says so
 
     async def _timed(self, pending: _Pending, stage: str, work):
         start_s = self._clock_s()

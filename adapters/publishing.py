@@ -1,0 +1,67 @@
+"""Publishing as one call: validate a folder, upload it, move an alias. The CLI, the demo and a trainer all come through here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.contract import PublishOptions, prepare
+from adapters.errors import ModelNotFound
+from adapters.names import check_adapter_name, check_alias, check_base_id
+from adapters.registry import Published, Registry
+from adapters.types import BaseContract
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What to publish, and what to say about it."""
+
+    base: str
+    name: str
+    folder: Path
+    promote: str | None = None
+    message: str | None = None
+    who: str | None = None
+    source: dict[str, Any] | None = None
+    metrics: dict[str, float] | None = None
+
+
+async def publish_folder(
+    registry: Registry, publication: Publication, options: PublishOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Published:
+    """Publishes a folder as the next version, or finds the version that already holds this content; then moves the alias.
+
+    `progress` is told bytes sent and bytes in all. Raises InvalidRequest, AdapterRefused and store errors; a refused folder
+    leaves nothing in the store.
+    """
+    check_base_id(publication.base)
+    check_adapter_name(publication.name)
+    if publication.promote:
+        check_alias(publication.promote)
+    contract = await base_contract(registry, publication.base)
+    with tempfile.TemporaryDirectory(prefix="loramux-publish-") as workdir:
+        prepared = prepare(
+            publication.folder, contract, options or PublishOptions(), base=publication.base, workdir=Path(workdir)
+        )
+        published = await registry.publish(
+            publication.base, publication.name, prepared, who=publication.who, message=publication.message,
+            source=publication.source, metrics=publication.metrics, progress=progress,
+        )
+    if publication.promote:
+        ref = published.ref
+        await registry.promote(
+            ref.base, ref.name, publication.promote, ref.version, who=publication.who, message=publication.message
+        )
+    return published
+
+
+async def base_contract(registry: Registry, base: str) -> BaseContract | None:
+    """The base's contract as its replica wrote it; None when it was never served, and only the structure can be checked."""
+    try:
+        return await registry.base(base)
+    except ModelNotFound:
+        return None
