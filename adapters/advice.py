@@ -32,6 +32,9 @@ def warnings_for(
     largest = max((abs(plan.scale) for plan in plans), default=0)
     if largest > UNUSUAL_SCALE:
         yield f"the largest scale is {largest:g}; above {UNUSUAL_SCALE} is unusual"
+    if any(len(config.alphas_of(plan.trained_path)) > 1 for plan in plans):
+        # PEFT sorts the entries when it saves, so the file's order need not be the one of the training run.
+        yield "entries of `alpha_pattern` overlap; the first in the file counts, which may not be the order used in training"
     for pattern in config.alpha_pattern:
         if not any(pattern.regex.fullmatch(plan.trained_path) for plan in plans):
             yield f"the entry `{shown(pattern.text)}` of `alpha_pattern` matches no module"

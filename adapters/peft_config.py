@@ -60,6 +60,10 @@ class PeftConfig:
         """The rank that the file gives to the module at `path`."""
         return int(value_for(self.rank_pattern, path, self.rank))
 
+    def alphas_of(self, path: str) -> set[float]:
+        """The values of all entries that name the module at `path`: more than one means that their order decides."""
+        return {pattern.value for pattern in self.alpha_pattern if pattern.regex.fullmatch(path)}
+
     def scale_of(self, path: str) -> float:
         """What B @ A of the module at `path` is multiplied by."""
         rank = self.rank_of(path)

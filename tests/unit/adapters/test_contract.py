@@ -335,6 +335,12 @@ def test_an_unusual_scale_and_a_pattern_for_nothing_are_warned_about(tmp_path):
     assert "c_attn" in seen.warnings[1]
 
 
+def test_overlapping_patterns_are_warned_about_since_saving_sorts_them(tmp_path):
+    seen = seen_by(plain(alpha_pattern={"layers.0.self_attn.q_proj": 2, "q_proj": 8}), tmp_path)
+
+    assert ["overlap" in warning for warning in seen.warnings] == [True]
+
+
 def test_the_nearest_module_is_the_hint(tmp_path):
     seen = seen_by(with_pair("model.layers.0.self_attn.qq_proj"), tmp_path)
 
