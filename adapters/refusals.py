@@ -33,7 +33,7 @@ HINTS = {
     "rewrite_needed": "publish without `--strict` to let the named rules rewrite it",
     "scale_zero": "exported by verl without lora_train_meta.json? pass --alpha",
     "sharded_tensor": "save after gathering (ZeRO-3 or FSDP)",
-    "vision_keys_not_served": "train the language layers only, or `--drop vision`",
+    "vision_keys_not_served": "train the language layers only, or publish to a base that applies adapters to its vision tower",
     "wrong_base": "publish to the base that the adapter was trained on",
 }
 
