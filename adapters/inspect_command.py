@@ -22,14 +22,16 @@ def inspect_folder(
     base_contract: Path | None = None,
     as_json: bool = False,
     *,
+    base: str | None = None,
     options: PublishOptions | None = None,
     console: Console | None = None,
-) -> int:
+) -> bool:
     """Prints what publishing `folder` would do against the contract in the file `base_contract`, if there is one.
 
-    Returns the exit code: 0 publishable, 1 refused. Raises InvalidRequest if a file is missing or is no base contract.
+    `base` is the base's id as served, by default the contract's; it is part of the digest. Returns whether the folder can be
+    published. Raises InvalidRequest if a file is missing or is no base contract.
     """
-    seen = inspect(folder, load_contract(base_contract) if base_contract else None, options)
+    seen = inspect(folder, load_contract(base_contract) if base_contract else None, options, base=base)
     if as_json:
         print(json.dumps(as_data(seen), indent=2))
     else:
@@ -38,7 +40,7 @@ def inspect_folder(
         out = console or Console()
         for part in render(seen, folder.name):
             out.print(part)
-    return 0 if seen.is_publishable else 1
+    return seen.is_publishable
 
 
 def load_contract(path: Path) -> BaseContract:

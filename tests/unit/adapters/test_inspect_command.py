@@ -23,37 +23,37 @@ def contract_file(tmp_path):
 
 def printed(folder, contract_file):
     out = io.StringIO()
-    code = inspect_folder(folder, contract_file, console=Console(file=out, width=200))
-    return code, out.getvalue()
+    good = inspect_folder(folder, contract_file, console=Console(file=out, width=200))
+    return good, out.getvalue()
 
 
 def test_a_good_adapter_is_summed_up_with_its_rewrites(tmp_path, contract_file):
-    code, text = printed(plain().write(tmp_path / "tuned"), contract_file)
+    good, text = printed(plain().write(tmp_path / "tuned"), contract_file)
 
-    assert code == 0
+    assert good
     assert "tuned can be published" in text
     assert "rank 4, alpha 16, 14 modules" in text
     assert "rewrite cast (28)" in text
 
 
 def test_a_refusal_shows_value_limit_and_way_out(tmp_path, contract_file):
-    code, text = printed(plain(rank=16).write(tmp_path / "tuned"), contract_file)
+    good, text = printed(plain(rank=16).write(tmp_path / "tuned"), contract_file)
 
-    assert code == 1
+    assert not good
     row = next(line for line in text.splitlines() if "rank_too_large" in line)
     assert [cell.strip() for cell in row.split("│")][3:5] == ["16", "8"]
     assert "smaller rank" in text
 
 
 def test_foreign_text_is_shown_as_it_is(tmp_path, contract_file):
-    code, text = printed(plain(target_modules=["[red]x[/red]"]).write(tmp_path / "tuned"), contract_file)
+    good, text = printed(plain(target_modules=["[red]x[/red]"]).write(tmp_path / "tuned"), contract_file)
 
-    assert code == 1
+    assert not good
     assert "[red]x[/red]" in text
 
 
 def test_json_holds_the_same_as_data(tmp_path, contract_file, capsys):
-    assert inspect_folder(plain(rank=16).write(tmp_path / "tuned"), contract_file, as_json=True) == 1
+    assert not inspect_folder(plain(rank=16).write(tmp_path / "tuned"), contract_file, as_json=True)
     data = json.loads(capsys.readouterr().out)
 
     assert data["publishable"] is False
