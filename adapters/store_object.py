@@ -37,7 +37,8 @@ FINISH_AT_EXIT_S = 0.05
 _STATUS = re.compile(r"status code: (\d{3})|[sS]tatus: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _THROTTLED = frozenset({"SlowDown", "TooManyRequests", "ThrottlingException", "RequestLimitExceeded", "Throttling"})
-_DENIED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed", "AccessDenied"})
+_DENIED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AccessDenied"})
+WRONG_REGION = "AuthorizationHeaderMalformed"
 _RANGE_PAST_END = ("StartTooLarge", "InvalidRange", "status code: 416")
 _CREDENTIAL_SOURCES = ("169.254.169.254", "latest/api/token", "169.254.170.23", "AssumeRoleWithWebIdentity")
 
@@ -47,6 +48,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 def open_object_store(settings: StoreSettings) -> ObjectStore:
     """The store of an `s3://bucket/prefix` or `memory://` address. `memory://name` is one store per process and name, a
     bare `memory://` a fresh one. Raises StoreMisconfigured; does not call the store."""
+    _finish_at_exit()
     address = urlsplit(settings.url)
     if address.scheme == "memory":
         return ObjectStore(_memory_store(address.netloc))
@@ -70,7 +72,6 @@ def _s3_store(settings: StoreSettings, *, bucket: str, prefix: str) -> S3Store:
         "access_key_id": settings.access_key_id,
         "secret_access_key": secret.get_secret_value() if secret else None,
     }
-    _finish_at_exit()
     return S3Store(
         bucket,
         prefix=prefix or None,
@@ -234,7 +235,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda: StoreDenied("the store refuses these credentials, or a policy forbids the call"),
     ),
     (
-        lambda status, code, text: "without LOCATION" in text or status in (301, 307, 308),
+        lambda status, code, text: "without LOCATION" in text or status in (301, 307, 308) or code == WRONG_REGION,
         lambda: StoreMisconfigured("the store's bucket lies in another region than the settings say"),
     ),
     (

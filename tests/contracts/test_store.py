@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import stat
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import boto3
 import pytest
 
 from adapters import errors
@@ -271,6 +273,7 @@ ANSWERS = [
     (500, "InternalError", ALL, errors.StoreUnreachable),
     (503, "ServiceUnavailable", ALL, errors.StoreUnreachable),
     (301, "PermanentRedirect", ALL, errors.StoreMisconfigured),
+    (400, "AuthorizationHeaderMalformed", ALL, errors.StoreMisconfigured),
 ]
 
 
@@ -311,7 +314,58 @@ class TestAnswersOfAws:
         server.close()
 
 
+SHORT_COMMAND = """
+import asyncio
+from adapters.errors import StoreUnreachable
+from adapters.settings import StoreSettings
+from adapters.store import open_store
+
+async def main():
+    settings = {"url": "s3://b/p", "endpoint": "http://127.0.0.1:1", "access_key_id": "a", "secret_access_key": "b"}
+    try:
+        await open_store(StoreSettings(**settings, retry_timeout_s=0)).get("k")
+    except StoreUnreachable:
+        print("told")
+
+asyncio.run(main())
+"""
+
+
+class TestShortCommands:
+    async def test_they_end_in_peace(self) -> None:
+        """The client's threads must not abort an interpreter that ends right after its last call."""
+
+        async def run() -> tuple[int | None, bytes]:
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", SHORT_COMMAND, stdout=asyncio.subprocess.PIPE)
+            out, _ = await process.communicate()
+            return process.returncode, out
+
+        assert await asyncio.gather(*(run() for _ in range(4))) == [(0, b"told\n")] * 4
+
+
 class TestRealS3:
+    async def test_another_client_sees_the_same_keys_and_bytes(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(s3_settings)
+        keys_and_bytes = {key: key.encode() for key in WEIRD_KEYS}
+        for key, data in keys_and_bytes.items():
+            await store.create(key, data)
+        bucket, _, prefix = s3_settings.url.removeprefix("s3://").partition("/")
+        client = boto3.client(
+            "s3", endpoint_url=seaweed.server.endpoint, region_name="us-east-1",
+            aws_access_key_id=seaweed.server.credentials.access_key_id,
+            aws_secret_access_key=seaweed.server.credentials.secret_access_key,
+        )
+        for key, data in keys_and_bytes.items():
+            assert client.get_object(Bucket=bucket, Key=f"{prefix}/{key}")["Body"].read() == data
+        client.put_object(Bucket=bucket, Key=f"{prefix}/b/x%2Fy", Body=b"boto")
+        assert (await store.get("b/x%2Fy")).data == b"boto"
+
+    async def test_what_was_written_survives_a_restart(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        store = open_store(s3_settings)
+        etag = await store.create("k", b"1")
+        await asyncio.to_thread(seaweed.restart)
+        await store.replace("k", b"2", etag)
+
     async def test_wrong_keys_are_denied(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
         store = open_store(seaweed.settings("x", secret_access_key="wrong"))
         with pytest.raises(errors.StoreDenied):
