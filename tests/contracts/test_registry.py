@@ -13,6 +13,8 @@ from adapters.registry import Registry
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, ModuleShape
+from adapters.view import RegistryView
+from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.seaweed import Seaweed
 
@@ -242,6 +244,17 @@ class TestRollback:
             await registry.rollback(BASE, "unknown", "production")
 
 
+    async def test_two_at_once_go_back_once(self) -> None:
+        registry = Registry(FakeStore(latency_s=0.005))
+        await with_versions(registry, 3)
+        for version in (1, 2, 3):
+            await registry.promote(BASE, NAME, "production", version)
+        both = (registry.rollback(BASE, NAME, "production") for _ in range(2))
+        results = await asyncio.gather(*both, return_exceptions=True)
+        assert sorted(type(result).__name__ for result in results) == ["Head", "VersionConflict"]
+        assert (await registry.head(BASE, NAME)).aliases == {"production": 2}
+
+
 class TestRetire:
     async def test_away_and_back(self, registry: Registry) -> None:
         await with_versions(registry, 2)
@@ -298,6 +311,22 @@ class TestSweep:
         await registry.store.delete(layout.shard_key(layout.shard_of(BASE, "n0")))
         await registry.promote(BASE, "n0", "production", 1)
         assert {adapter.name for adapter in (await registry.index.read(layout.shard_of(BASE, "n0"))).rows} == set(mates)
+
+
+class TestView:
+    async def test_one_call_a_poll(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
+        registry = Registry(open_store(s3_settings))
+        for name in ("a", "b", "c"):
+            await with_versions(registry, 1, name)
+        view = RegistryView(registry, 1.0)
+        await view.refresh()
+        seaweed.proxy.reset()
+        await view.refresh()
+        assert [(seen.method, "list-type=2" in seen.path) for seen in seaweed.proxy.seen] == [("GET", True)]
+        head = await registry.promote(BASE, "a", "production", 1)
+        seaweed.proxy.reset()
+        assert await view.wait_seen(BASE, "a", head.revision)
+        assert seaweed.proxy.count() == 2
 
 
 class TestLostAnswers:

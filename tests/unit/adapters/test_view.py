@@ -216,6 +216,17 @@ class TestTrouble:
         await view.refresh()
         assert resolved(view, f"{BASE}:{NAME}") == f"{BASE}:{NAME}@1"
 
+    async def test_a_new_unreadable_shard_is_trouble_for_its_names_only(self, view: RegistryView, fake: FakeStore) -> None:
+        shard = layout.shard_of(BASE, "new")
+        await fake.put(layout.shard_key(shard), b"garbage")
+        with pytest.raises(errors.StoreError):
+            await view.refresh()
+        with pytest.raises(errors.StoreUnreachable):
+            resolved(view, f"{BASE}:new")
+        other = next(f"n{i}" for i in range(100) if layout.shard_of(BASE, f"n{i}") != shard)
+        with pytest.raises(errors.ModelNotFound):
+            resolved(view, f"{BASE}:{other}")
+
     async def test_one_bad_shard_does_not_stop_the_others(self, view: RegistryView, registry: Registry, fake: FakeStore) -> None:
         other = next(f"n{i}" for i in range(100) if layout.shard_of(BASE, f"n{i}") != layout.shard_of(BASE, NAME))
         await registry.publish(BASE, other, prepared("three"))
