@@ -59,7 +59,7 @@ def resolved(view: RegistryView, text: str) -> str:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - the view has no event to wait for
             await asyncio.sleep(0.005)
 
 
