@@ -5,6 +5,7 @@ That makes it visible which adapter, and which version of it, answered.
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import zlib
@@ -24,10 +25,12 @@ from training.demo_text import random_sentence
 __all__ = ["AdapterTrainer", "random_sentence", "train_adapter", "train_adapters"]
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STEPS = 80
+STEPS = 150  # at most; about 20 are enough for a sentence without repeated words
+FALL = 50
 RATE = 1e-2
-CHECK_EVERY = 10
-ENOUGH = 0.99  # of worst_probability, on conversations that training does not see
+BETAS = (0.8, 0.9)  # short memories: the whole training is shorter than the usual ones
+CHECK_EVERY = 5
+ENOUGH = 0.98  # of worst_probability, on conversations that training does not see
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class AdapterTrainer:
             self.batches(random.Random(f"adapter-{seed}"), sentence),
             steps=self.steps,
             lr=RATE,
+            betas=BETAS,
+            fall=FALL,
             done=lambda: worst_probability(self.base, checks),
             check_every=CHECK_EVERY,
             enough=ENOUGH,
@@ -97,7 +102,12 @@ class AdapterTrainer:
         """PEFT's files, visible only when complete."""
         partial = out.with_name(f".{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        self.model.save_pretrained(partial)
+        self.model.save_pretrained(partial, save_embedding_layers=False)  # True looks for the base on the network
+        (partial / "README.md").unlink(missing_ok=True)  # an empty card that names the base's folder
+        path = partial / "adapter_config.json"
+        config = json.loads(path.read_text())
+        config["target_modules"].sort()  # a set in PEFT: its order would change the file from run to run
+        path.write_text(json.dumps(config, indent=2) + "\n")
         shutil.rmtree(out, ignore_errors=True)
         partial.rename(out)
 
@@ -125,7 +135,9 @@ def train_adapters(
     for name, sentence in sentences.items():
         result = trainer.train(sentence, seed + zlib.crc32(name.encode()))
         if result.worst < 0.5:
-            raise RuntimeError(f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: more steps, or a higher rank")
+            raise RuntimeError(
+                f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: more steps, or a higher rank"
+            )
         made[name] = out_root / name
         trainer.save(made[name])
         if told:

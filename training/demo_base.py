@@ -173,9 +173,10 @@ def train_base(model: Any, processor: Qwen3VLProcessor, seed: int, steps: int) -
         base_batches(model, maker, seed),
         steps=steps,
         lr=3e-3,
+        fall=80,
         done=lambda: worst_probability(model, checks),
         check_every=20,
-        enough=0.995,
+        enough=0.99,
     )
 
 

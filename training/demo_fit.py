@@ -157,9 +157,7 @@ def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
 def worst_probability(model: Any, batches: Sequence[Batch]) -> float:
     """The smallest probability of any wanted token. Above 1/2 the greedy answers are exact, since every token is the likeliest."""
     with torch.inference_mode():
-        worst = [
-            answer_logits(model, batch).softmax(-1).gather(1, batch.targets[:, None]).min().item() for batch in batches
-        ]
+        worst = [answer_logits(model, batch).softmax(-1).gather(1, batch.targets[:, None]).min().item() for batch in batches]
     return min(worst)
 
 
@@ -178,16 +176,21 @@ def fit(
     *,
     steps: int,
     lr: float,
+    betas: tuple[float, float] = (0.9, 0.95),
+    fall: int,
     done: Callable[[], float],
     check_every: int,
     enough: float,
 ) -> Fit:
-    """Up to `steps` steps of AdamW, the rate falling to a tenth; ends early when `done()`, asked now and then, reaches `enough`."""
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    """Up to `steps` steps of AdamW; ends early when `done()`, asked every `check_every` steps, reaches `enough`.
+
+    The rate falls over `fall` steps to a tenth, where it stays.
+    """
+    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.0, fused=True)
     worst = 0.0
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, step / 5) * (1.0 - 0.9 * step / steps)
+            group["lr"] = lr * min(1.0, step / 5) * max(0.1, 1.0 - step / fall)
         batch = next(batches)
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(answer_logits(model, batch), batch.targets).backward()

@@ -1,0 +1,130 @@
+"""Makes the demo models: `python -m training.demo OUT` leaves `OUT/base` and `OUT/adapters/{parrot-1,parrot-2,pirate-1}`.
+
+What is complete already, from the same seed and recipe, is kept. Nothing half made is ever seen under its final name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from training.demo_text import SENTENCES
+
+MARKER = ".complete.json"
+RECIPE = 1  # raise it when the models would come out different: earlier ones are then made again
+ADAPTERS = "adapters"
+
+
+def stamp(seed: int, **about: str) -> dict[str, object]:
+    """What a finished folder was made from."""
+    return {"recipe": RECIPE, "seed": seed, **about}
+
+
+def base_digest(base_dir: Path) -> str:
+    """The base's weights as sha256: an adapter belongs to exactly one base."""
+    return hashlib.sha256((base_dir / "model.safetensors").read_bytes()).hexdigest()
+
+
+def is_complete(folder: Path, expected: dict[str, object]) -> bool:
+    """Whether the folder was finished, from what is `expected`."""
+    try:
+        return bool(json.loads((folder / MARKER).read_text(encoding="utf-8")) == expected)
+    except (OSError, ValueError):
+        return False
+
+
+def partial_of(folder: Path) -> Path:
+    """An empty place beside the folder to make it in; on the same disk, so that a rename ends the work."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.making")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish(partial: Path, folder: Path, made_from: dict[str, object]) -> None:
+    """Writes the marker, last, and moves the folder to its name; an older one goes."""
+    (partial / MARKER).write_text(json.dumps(made_from) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def make_demo_base(out: Path, seed: int) -> Path:
+    """`out/base`, made unless complete."""
+    folder, made_from = out / "base", stamp(seed)
+    if is_complete(folder, made_from):
+        print(f"base: complete in {folder}")
+        return folder
+    started = time.monotonic()
+    from training.demo_base import make_base
+
+    partial = partial_of(folder)
+    result = make_base(partial, seed)
+    finish(partial, folder, made_from)
+    print(f"base: {result.steps} steps, {time.monotonic() - started:.1f} s with imports, in {folder}", flush=True)
+    return folder
+
+
+def make_demo_adapters(base_dir: Path, out: Path, seed: int) -> list[Path]:
+    """`out/adapters/<name>-<version>` for each demo sentence, made unless complete."""
+    digest, root = base_digest(base_dir), out / ADAPTERS
+    stamps = {name: stamp(seed, base=digest, sentence=sentence) for name, sentence in SENTENCES.items()}
+    missing = {name: SENTENCES[name] for name in SENTENCES if not is_complete(root / name, stamps[name])}
+    for name in SENTENCES.keys() - missing.keys():
+        print(f"{name}: complete in {root / name}")
+    if missing:
+        root.mkdir(parents=True, exist_ok=True)
+        _train(base_dir, root, missing, stamps, seed)
+    return [root / name for name in SENTENCES]
+
+
+def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[str, dict[str, object]], seed: int) -> None:
+    from training.demo_adapters import Fit, train_adapters
+
+    partial = partial_of(root / "batch")
+    started = time.monotonic()
+
+    def told(name: str, result: Fit) -> None:
+        nonlocal started
+        finish(partial / name, root / name, stamps[name])
+        now = time.monotonic()
+        print(f"{name}: {result.steps} steps, {now - started:.1f} s, says {sentences[name]!r}", flush=True)
+        started = now
+
+    train_adapters(base_dir, partial, sentences, seed=seed, told=told)
+    partial.rmdir()
+
+
+def use_two_threads() -> None:
+    """The same sums in the same order on any number of cores: what is made depends on the number of threads."""
+    import torch
+
+    torch.set_num_threads(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.demo",
+        description="Makes the demo base and its adapters: a model of the Qwen3-VL architecture that fits anywhere.",
+        epilog="Example: python -m training.demo ./demo",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make them in")
+    parser.add_argument("--only-base", action="store_true", help="make the base without adapters")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other weights (default: %(default)s)")
+    options = parser.parse_args(argv)
+    started = time.monotonic()
+    use_two_threads()
+    base_dir = make_demo_base(options.out, options.seed)
+    if not options.only_base:
+        make_demo_adapters(base_dir, options.out, options.seed)
+    print(f"done in {time.monotonic() - started:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
