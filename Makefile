@@ -20,5 +20,6 @@ check: setup     ## style and layers, in seconds
 bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run
 	@$(BIN)/python loadtests/compare.py
 
-setup:
+setup:           ## only make .venv; PYTHON=... names another Python
+	@command -v $(PYTHON) >/dev/null || { echo "set-up failed: there is no '$(PYTHON)'; install Python 3.11" >&2; exit 1; }
 	@$(PYTHON) serve_app/set_up.py
