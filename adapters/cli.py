@@ -49,6 +49,7 @@ def publish(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
     alpha: Annotated[float | None, typer.Option(help="Use this lora_alpha instead of the config's.")] = None,
     allow_zero: Annotated[bool, typer.Option("--allow-zero", help="Publish even if it changes nothing.")] = False,
+    keep_dtype: Annotated[bool, typer.Option("--keep-dtype", help="Keep float32 instead of bfloat16.")] = False,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +57,7 @@ def publish(
     from adapters.contract import PublishOptions
     from adapters.publishing import Publication, publish_folder
 
-    options = PublishOptions(strict=strict, alpha=alpha, allow_zero=allow_zero)
+    options = PublishOptions(strict=strict, alpha=alpha, allow_zero=allow_zero, keep_dtype=keep_dtype)
 
     async def work(registry: Any) -> Any:
         where = await _name(registry, name, base)
@@ -70,8 +71,7 @@ def publish(
 
     result = _run(config, work)
     if dry_run:
-        _show_inspection(result, as_json)
-        return
+        _show_inspection(result, name, as_json)
     ref, manifest = result.ref, result.manifest
     _print(
         as_json, {"ref": str(ref), "created": result.created, "manifest": manifest},
@@ -182,9 +182,13 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Say what publishing a folder would do, without a registry."""
-    from adapters.inspect_command import inspect_folder
+    from adapters.contract.inspect_command import inspect_folder
 
-    sys.exit(0 if inspect_folder(folder, contract, as_json=as_json, base=base or "base") else 1)
+    try:
+        publishable = inspect_folder(folder, contract, as_json, base=base)
+    except LoraMuxError as error:
+        fail(error)
+    sys.exit(0 if publishable else 1)
 
 
 def main() -> None:
@@ -236,7 +240,7 @@ async def _name(registry: Any, name: str, base: str | None) -> ModelName:
         return parse_model_name(name)
     check_adapter_name(name)
     if base is None:
-        known = [contract.base for contract in await registry.bases()]
+        known = await registry.bases()
         if len(known) != 1:
             raise InvalidRequest(f"which base? {', '.join(sorted(known)) or 'none was served yet'}", hint="pass --base")
         base = known[0]
@@ -244,7 +248,7 @@ async def _name(registry: Any, name: str, base: str | None) -> ModelName:
 
 
 async def _view(registry: Any) -> Any:
-    from adapters.view import RegistryView
+    from adapters.registry.view import RegistryView
 
     view = RegistryView(registry, poll_interval_s=1)
     await view.refresh()
@@ -258,10 +262,10 @@ async def _inspection(registry: Any, folder: Path, base: str, options: Any) -> A
     return inspect_contract(folder, await base_contract(registry, base), options, base=base)
 
 
-def _show_inspection(inspection: Any, as_json: bool) -> None:
-    from adapters.inspect_command import show_inspection
+def _show_inspection(inspection: Any, name: str, as_json: bool) -> NoReturn:
+    from adapters.contract.inspect_command import as_data, render
 
-    show_inspection(inspection, as_json=as_json)
+    _print(as_json, as_data(inspection), *render(inspection, name))
     sys.exit(0 if inspection.is_publishable else 1)
 
 

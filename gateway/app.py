@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from adapters.errors import InternalError, InvalidRequest, LoraMuxError
 from adapters.registry import Registry
-from adapters.view import RegistryView
+from adapters.registry.view import RegistryView
 from gateway import health_routes, model_routes, openai_routes, registry_routes
 from gateway.backend import Backend
 from gateway.errors import error_body, error_headers, row_of

@@ -37,9 +37,11 @@ class Replica(LLMServer):
         self._settings = settings
         self._vllm = VllmEngine(self.engine._engine_client, self.engine._app_state, self.engine._vllm_args)
         self._slots: EngineSlots | None = None
+        self._running = 0
         store = open_store(settings.registry)
         if self._vllm.lora is not None:
             cache = AdapterCache(store, settings.cache)
+            await cache.sweep()
             self._slots = EngineSlots(self._vllm, cache, self._vllm.lora.max_cpu_loras, wait_s=settings.slot_wait_s)
         contract = await self._vllm.contract(settings.base)
         await warm(self._vllm, contract)
@@ -48,16 +50,20 @@ class Replica(LLMServer):
     async def answer(self, request: ResolvedRequest) -> AsyncIterator[ReplyItem]:
         """The head together with the first bytes, then the rest. An error is the last item, as a value: raising it would
         make Ray log a trace and send its text."""
+        self._running += 1
         try:
             async for item in self._answer(request):
                 yield item
         except LoraMuxError as error:
             yield error
+        finally:
+            self._running -= 1
 
     async def residency(self) -> dict[str, Any]:
-        """What the slots hold: refs with their users, the table's ids, and the engine's own list."""
+        """What the slots hold: refs with their users, the table's ids, and the engine's own list; and the answers under way."""
         table = self._slots
         return {
+            "requests": self._running,
             "resident": {str(ref): users for ref, users in table.resident().items()} if table else {},
             "int_ids": sorted(table.int_ids()) if table else [],
             "engine_ids": sorted(await self._vllm.registered()) if table else [],

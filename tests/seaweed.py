@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.local_s3 import LocalS3
 from adapters.settings import StoreSettings
+from adapters.store.local_s3 import LocalS3
 from tests.counting_proxy import CountingProxy
 
 

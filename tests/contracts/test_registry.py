@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from adapters import errors, layout
+from adapters import errors
 from adapters.names import AdapterRef
-from adapters.registry import Registry
+from adapters.registry import Registry, layout
+from adapters.registry.view import RegistryView
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, ModuleShape
-from adapters.view import RegistryView
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.seaweed import Seaweed

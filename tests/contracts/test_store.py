@@ -17,7 +17,7 @@ import pytest
 from adapters import errors
 from adapters.settings import StoreSettings
 from adapters.store import Object, Store, open_store
-from adapters.store_local import LocalStore
+from adapters.store.folder import LocalStore
 from tests.seaweed import Seaweed
 
 WEIRD_KEYS = ["bases/Qwen%2FQwen3.json", "w/a b", "w/%", "w/~", "w/é", "w/a+b", "w/..y", "w/#", "w/a=b&c?d", "w/.dot"]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters import cache_folder
 from adapters.cache import AdapterCache
-from adapters.cache_locks import FileLock
-from adapters.cache_policy import CacheEntry, choose_victims
+from adapters.cache import folder as cache_folder
+from adapters.cache.fetch import FileSink, plan_ranges
+from adapters.cache.locks import FileLock
+from adapters.cache.policy import CacheEntry, choose_victims
 from adapters.errors import AdapterCorrupt, DiskFull, InternalError, StoreThrottled, StoreUnreachable
-from adapters.fetch import FileSink, plan_ranges
 from adapters.names import AdapterRef
 from adapters.settings import CacheSettings
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, ResolvedAdapter, content_digest

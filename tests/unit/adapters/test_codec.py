@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import codec, errors
+from adapters import errors
 from adapters.names import AdapterRef
+from adapters.registry import codec
 from adapters.types import (
     AdapterEntry,
     AliasMove,

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from adapters import errors, layout
+from adapters import errors
 from adapters.names import AdapterRef
-from adapters.registry import Registry
+from adapters.registry import Registry, layout
 from adapters.settings import StoreSettings
 from adapters.store import Listed, Object, Store, open_store
 from tests.prepared import prepared

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapters.canonical import bfloat16_bits
 from adapters.contract import PublishOptions, inspect, prepare
+from adapters.contract.canonical import bfloat16_bits
 from adapters.types import WEIGHTS_FILE, ModuleShape, PreparedAdapter
 from tests.adapter_folders import (
     ALPHA,

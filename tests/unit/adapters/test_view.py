@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from adapters import errors, layout
-from adapters.index import merge
+from adapters import errors
 from adapters.names import AdapterRef, parse_model_name
-from adapters.registry import Registry
+from adapters.registry import Registry, layout
+from adapters.registry.index import merge
+from adapters.registry.view import RegistryView
 from adapters.types import AdapterEntry, FileDigest, VersionEntry
-from adapters.view import RegistryView
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 

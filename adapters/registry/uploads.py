@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from adapters import layout
 from adapters.errors import AdapterCorrupt
+from adapters.registry import layout
 from adapters.store import Store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, PreparedAdapter, content_digest
 

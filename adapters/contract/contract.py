@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapters import checks
-from adapters.adapter_folder import FolderContents, read_folder
-from adapters.advice import guess_tool, warnings_for
+from adapters.contract import checks
+from adapters.contract.adapter_folder import FolderContents, read_folder
+from adapters.contract.advice import guess_tool, warnings_for
+from adapters.contract.landing import BaseMap
+from adapters.contract.peft_config import PeftConfig, canonical_config, feature_refusals, parse_config, read_config
+from adapters.contract.refusals import refusal
+from adapters.contract.rewrite import ModulePlan, applied, data_rules, pair, place, sort_tensors, strict_refusal
 from adapters.errors import AdapterRefused
-from adapters.landing import BaseMap
-from adapters.peft_config import PeftConfig, canonical_config, feature_refusals, parse_config, read_config
-from adapters.refusals import refusal
-from adapters.rewrite import ModulePlan, applied, data_rules, pair, place, sort_tensors, strict_refusal
 from adapters.types import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -222,7 +222,7 @@ def _one_per_code(findings: Iterable[AdapterRefused]) -> tuple[AdapterRefused, .
 
 def _emit(examined: _Examined, request: _Request, sink: Callable[[bytes], object]) -> _Canonical:
     """Sends the weights to `sink`. Raises the refusals that only the values show."""
-    from adapters.canonical import emit  # numpy is loaded only when values are read
+    from adapters.contract.canonical import emit  # numpy is loaded only when values are read
 
     seen = examined.inspection
     rank = seen.rank or 0

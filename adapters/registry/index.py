@@ -11,10 +11,10 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
-from adapters import codec, layout
 from adapters.errors import StoreConflict, StoreError, StoreMissing
-from adapters.layout import AdapterName
 from adapters.names import AdapterRef
+from adapters.registry import codec, layout
+from adapters.registry.layout import AdapterName
 from adapters.store import Store
 from adapters.types import AdapterEntry, Head, Manifest, VersionEntry
 

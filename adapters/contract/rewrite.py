@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from adapters.contract.landing import BaseMap, Home
+from adapters.contract.peft_config import PeftConfig
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.safetensors_file import Tensor, TensorSpec
+from adapters.contract.tensor_keys import FactorKey, canonical_key, is_base_copy, parse_factor
 from adapters.errors import AdapterRefused
-from adapters.landing import BaseMap, Home
-from adapters.peft_config import PeftConfig
-from adapters.refusals import refusal, shown
-from adapters.safetensors_file import Tensor, TensorSpec
-from adapters.tensor_keys import FactorKey, canonical_key, is_base_copy, parse_factor
 from adapters.types import AppliedRule
 
 RULES = (

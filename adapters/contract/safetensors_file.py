@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.strict_json import parse_object
 from adapters.errors import AdapterRefused
-from adapters.refusals import refusal, shown
-from adapters.strict_json import parse_object
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_NAME_CHARS = 256

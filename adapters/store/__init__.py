@@ -69,13 +69,14 @@ def open_store(settings: StoreSettings) -> Store:
     """The store that `settings.url` names: `s3://bucket/prefix`, `file:///dir` or `memory://`."""
     scheme = urlsplit(settings.url).scheme
     if scheme in ("s3", "memory"):
-        from adapters.store_object import open_object_store
+        from adapters.store.objects import open_object_store
 
         return open_object_store(settings)
     if scheme == "file":
-        from adapters.store_local import LocalStore
+        from adapters.store.folder import LocalStore
 
         return LocalStore.from_url(settings.url)
     raise StoreMisconfigured(
-        f"the registry address begins with `{scheme or settings.url[:40]}`; `s3://bucket/prefix`, `file:///dir` or `memory://` are taken"
+        f"the registry address begins with `{scheme or settings.url[:40]}`; "
+        "`s3://bucket/prefix`, `file:///dir` or `memory://` are taken"
     )

@@ -28,7 +28,7 @@ from adapters.errors import (
     StoreMissing,
     StoreUnreachable,
 )
-from adapters.layout import check_key
+from adapters.registry.layout import check_key
 from adapters.store import Listed, Object
 
 TEMPORARY = ".tmp"

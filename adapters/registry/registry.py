@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from adapters import aliases, codec, layout
 from adapters.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -24,11 +23,12 @@ from adapters.errors import (
     StoreUnreachable,
     VersionConflict,
 )
-from adapters.index import Index, SweepReport, Truth
 from adapters.names import AdapterRef, check_adapter_name, check_alias, check_base_id
+from adapters.registry import aliases, codec, layout
+from adapters.registry.index import Index, SweepReport, Truth
+from adapters.registry.uploads import Progress, Upload
 from adapters.store import Store
 from adapters.types import AdapterEntry, AliasMove, BaseContract, Head, Manifest, PreparedAdapter
-from adapters.uploads import Progress, Upload
 
 MAX_ATTEMPTS = 32
 MAX_RECENT_CHANGES = 64

@@ -1,7 +1,7 @@
 """The node cache: verified adapter files on this node's disk, fetched once per digest and leased while in use.
 
-`AdapterCache` decides who fetches and who waits; `adapters.cache_folder` keeps the disk, `adapters.fetch` downloads,
-`adapters.cache_policy` chooses what goes.
+`AdapterCache` decides who fetches and who waits; `adapters.cache.folder` keeps the disk, `adapters.cache.fetch` downloads,
+`adapters.cache.policy` chooses what goes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from adapters.cache_folder import CacheFolder
-from adapters.cache_locks import FileLock
-from adapters.cache_policy import CacheEntry
+from adapters.cache.fetch import fetch_files
+from adapters.cache.folder import CacheFolder
+from adapters.cache.locks import FileLock
+from adapters.cache.policy import CacheEntry
 from adapters.errors import AdapterCorrupt
-from adapters.fetch import fetch_files
 from adapters.settings import CacheSettings
 from adapters.store import Store
 from adapters.types import ADAPTER_FILES, LocalAdapter, ResolvedAdapter, content_digest

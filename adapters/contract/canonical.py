@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adapters.refusals import refusal, shown
-from adapters.rewrite import ModulePlan
-from adapters.safetensors_file import DTYPE_BYTES, Tensor, TensorSpec, header_bytes
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.rewrite import ModulePlan
+from adapters.contract.safetensors_file import DTYPE_BYTES, Tensor, TensorSpec, header_bytes
 
 _STORED = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 _BF16_EXPONENT = 0x7F80

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from adapters.errors import InvalidModelName, LoraMuxError, ModelNotFound, StoreMissing, StoreUnreachable, VersionRetired
-from adapters.index import merge
-from adapters.layout import AdapterName, shard_of
 from adapters.names import AdapterRef, ModelName
 from adapters.registry import Registry
+from adapters.registry.index import merge
+from adapters.registry.layout import AdapterName, shard_of
 from adapters.types import AdapterEntry, ResolvedAdapter, VersionEntry
 
 MAX_HINTS = 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from adapters.contract.landing import BaseMap, is_expert, is_vision
+from adapters.contract.peft_config import PeftConfig
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.rewrite import ModulePlan, Placed
+from adapters.contract.safetensors_file import Tensor
+from adapters.contract.tensor_keys import FactorKey, clean_path, code_of_other, foreign_tool
 from adapters.errors import AdapterRefused
-from adapters.landing import BaseMap, is_expert, is_vision
-from adapters.peft_config import PeftConfig
-from adapters.refusals import refusal, shown
-from adapters.rewrite import ModulePlan, Placed
-from adapters.safetensors_file import Tensor
-from adapters.tensor_keys import FactorKey, clean_path, code_of_other, foreign_tool
 
 FACTOR_DTYPES = ("BF16", "F16", "F32", "F64")
 

@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from adapters.cache_locks import FileLock
-from adapters.cache_policy import CacheEntry, choose_victims
+from adapters.cache.locks import FileLock
+from adapters.cache.policy import CacheEntry, choose_victims
 from adapters.errors import DiskFull, InternalError, LoraMuxError
 from adapters.types import ResolvedAdapter
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.strict_json import parse_object
 from adapters.errors import AdapterRefused
-from adapters.refusals import refusal, shown
-from adapters.strict_json import parse_object
 from adapters.types import CONFIG_FILE
 
 MAX_PATTERN_CHARS = 512

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.contract.refusals import refusal, shown
+from adapters.contract.safetensors_file import Tensor, read_header
+from adapters.contract.strict_json import parse_object
 from adapters.errors import AdapterRefused, InvalidRequest
-from adapters.refusals import refusal, shown
-from adapters.safetensors_file import Tensor, read_header
-from adapters.strict_json import parse_object
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE
 
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"

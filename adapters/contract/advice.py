@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from adapters.peft_config import PeftConfig
-from adapters.refusals import shown
-from adapters.rewrite import ModulePlan
+from adapters.contract.peft_config import PeftConfig
+from adapters.contract.refusals import shown
+from adapters.contract.rewrite import ModulePlan
 from adapters.types import BaseContract
 
 UNUSUAL_SCALE = 64

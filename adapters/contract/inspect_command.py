@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.codec import decode_contract
 from adapters.contract import Inspection, PublishOptions, inspect
 from adapters.errors import AdapterRefused, InvalidRequest, StoreError
+from adapters.registry.codec import decode_contract
 from adapters.types import BaseContract
 
 if TYPE_CHECKING:

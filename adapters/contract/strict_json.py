@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from adapters.refusals import refusal, shown
+from adapters.contract.refusals import refusal, shown
 
 
 def parse_object(data: bytes, *, what: str, code: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from adapters.errors import (
     StoreThrottled,
     StoreUnreachable,
 )
-from adapters.layout import check_key
+from adapters.registry.layout import check_key
 from adapters.settings import StoreSettings
 from adapters.store import Listed, Object
 

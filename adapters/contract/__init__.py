@@ -1,0 +1,5 @@
+"""The publish contract: looks at a folder, says no early and why, or makes the one canonical form of the adapter."""
+
+from adapters.contract.contract import Inspection, PublishOptions, inspect, prepare
+
+__all__ = ["Inspection", "PublishOptions", "inspect", "prepare"]

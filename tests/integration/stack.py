@@ -1,0 +1,114 @@
+"""The real stack for integration tests: the product's own command, `loramux up --no-demo`, on a SeaweedFS of the test run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from adapters.settings import RegistrySettings
+from tests.seaweed import Seaweed
+
+READY_TIMEOUT_S = 400
+SLOTS = 4
+GPU_PLACES = 2
+
+DEMO_ENGINE = {
+    "enable_lora": True, "max_loras": GPU_PLACES, "max_cpu_loras": SLOTS, "max_lora_rank": 16, "max_model_len": 2048,
+    "max_num_seqs": 32, "enforce_eager": True, "dtype": "float32", "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
+}
+POOLING_ENGINE = {
+    "runner": "pooling", "convert": "embed", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_lora_rank": 16,
+    "max_model_len": 512, "max_num_seqs": 8, "enforce_eager": True, "dtype": "float32",
+}
+CPU = {"accelerator": "cpu", "env": {"VLLM_CPU_KVCACHE_SPACE": "1"}}
+
+
+class Stack:
+    """A running LoraMux: `url`, its registry, its store, and its processes to kill."""
+
+    def __init__(self, folder: Path, seaweed: Seaweed, bases: dict[str, Path], port: int) -> None:
+        self.folder = folder
+        self.seaweed = seaweed
+        self.url = f"http://127.0.0.1:{port}"
+        store = seaweed.settings("stack/registry", retry_timeout_s=1.0, connect_timeout_s=1.0, request_timeout_s=10.0)
+        self.registry = RegistrySettings.model_validate(store.model_dump() | {"poll_interval_s": 0.5})
+        self.config = folder / "loramux.yaml"
+        self.config.write_text(yaml.safe_dump(self._settings(bases, port)))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _settings(self, bases: dict[str, Path], port: int) -> dict[str, Any]:
+        registry = self.registry.model_dump(mode="json")
+        registry["secret_access_key"] = self.registry.secret_access_key.get_secret_value()
+        engines = {"demo": DEMO_ENGINE, "embed": POOLING_ENGINE}
+        return {
+            "registry": registry,
+            "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
+            "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
+            "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU} for name, path in bases.items()],
+        }
+
+    def start(self) -> None:
+        log = (self.folder / "up.log").open("wb")
+        command = [sys.executable, "-m", "adapters.cli", "up", "--no-demo", "--config", str(self.config)]
+        self._process = subprocess.Popen(
+            command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._process
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while "LoraMux is up" not in self.log():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the stack did not start:\n{self.log()[-4000:]}")
+            time.sleep(0.2)
+
+    def log(self) -> str:
+        return (self.folder / "up.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        if self._process and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+    def family(self) -> list[psutil.Process]:
+        assert self._process
+        return psutil.Process(self._process.pid).children(recursive=True)
+
+    def replica(self, base: str) -> psutil.Process:
+        """The process of the base's replica."""
+        wanted = f"Replica:{base}"
+        return next(p for p in self.family() if wanted in " ".join(p.cmdline()))
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=30) as response:
+            return json.load(response)
+
+    def residency(self, base: str = "demo") -> dict[str, Any]:
+        return self.get("/registry/v1/residency")[base]
+
+    def wait_until(self, condition: Any, timeout_s: float = 10) -> None:
+        """Polls a condition about the running stack; fails the test when it does not come true."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                if condition():
+                    return
+            except (urllib.error.URLError, OSError):
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not true within {timeout_s} s; residency {self.residency()}")
