@@ -16,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -105,10 +106,9 @@ def find_python(kind: Kind) -> str:
     for candidate in (sys.executable, shutil.which(kind.python_name)):
         if candidate and version_of(candidate) == kind.python:
             return candidate
-    fail(f"Python {kind.python[0]}.{kind.python[1]} is needed and `{kind.python_name}` is not on the PATH; this is "
-         f"{sys.version.split()[0]}. Install it (Debian and Ubuntu: apt-get install {kind.python_name}-venv; elsewhere: pyenv, uv or "
-         f"Homebrew), then run the same command again, or name one: make setup PYTHON=/path/to/{kind.python_name}")
-    raise AssertionError
+    fail(f"Python {kind.python[0]}.{kind.python[1]} is needed; this is {sys.version.split()[0]}, and no `{kind.python_name}` runs"
+         f" here. Install it (Debian and Ubuntu: apt-get install {kind.python_name}-venv; elsewhere: pyenv, uv or Homebrew), "
+         f"then run the same command again, or name one: make setup PYTHON=/path/to/{kind.python_name}")
 
 
 def version_of(python: str, imports: str = "import sys") -> tuple[int, ...] | None:
@@ -124,7 +124,7 @@ def version_of(python: str, imports: str = "import sys") -> tuple[int, ...] | No
 
 def install(kind: Kind) -> None:
     say("installing; the first time this takes some minutes and about 4 GB, without a word meanwhile")
-    pip = [str(BIN / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q"]
+    pip = [str(BIN / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
     index = os.environ.get("LORAMUX_TORCH_INDEX_URL")
     extra = ["--extra-index-url", index] if index else []
     # torch first and by the resolver: the plain build needs libraries that the CPU build does not, and either is right.
@@ -164,7 +164,7 @@ def say(text: str) -> None:
     print(f"set-up: {text}", flush=True)
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     print(f"set-up failed: {text}", file=sys.stderr)
     sys.exit(1)
 
