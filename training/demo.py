@@ -61,6 +61,7 @@ def make_demo_base(out: Path, seed: int) -> Path:
         print(f"base: complete in {folder}")
         return folder
     started = time.monotonic()
+    use_two_threads()
     from training.demo_base import make_base
 
     partial = partial_of(folder)
@@ -84,6 +85,7 @@ def make_demo_adapters(base_dir: Path, out: Path, seed: int) -> list[Path]:
 
 
 def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[str, dict[str, object]], seed: int) -> None:
+    use_two_threads()
     from training.demo_adapters import Fit, train_adapters
 
     partial = partial_of(root / "batch")
@@ -118,7 +120,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed makes other weights (default: %(default)s)")
     options = parser.parse_args(argv)
     started = time.monotonic()
-    use_two_threads()
     base_dir = make_demo_base(options.out, options.seed)
     if not options.only_base:
         make_demo_adapters(base_dir, options.out, options.seed)

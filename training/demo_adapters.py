@@ -19,48 +19,53 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
-from training.demo_fit import Batch, Fit, Prompt, PromptMaker, bucketed, fit, worst_probability
+from training.demo_fit import Batch, Fit, Prompt, PromptMaker, Schedule, bucketed, fit, worst_probability
 from training.demo_text import random_sentence
 
-__all__ = ["AdapterTrainer", "random_sentence", "train_adapter", "train_adapters"]
+__all__ = ["AdapterTrainer", "Recipe", "random_sentence", "train_adapter", "train_adapters"]
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STEPS = 150  # at most; about 20 are enough for a sentence without repeated words
-FALL = 50
-RATE = 1e-2
-BETAS = (0.8, 0.9)  # short memories: the whole training is shorter than the usual ones
-CHECK_EVERY = 5
-ENOUGH = 0.98  # of worst_probability, on conversations that training does not see
+STEPS = 150  # at most; 20 to 40 are enough for a sentence without repeated words
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What shapes the adapters of one trainer: see peft.LoraConfig."""
+    """What shapes the adapters of one trainer: see peft.LoraConfig. `base_name` is what adapter_config.json calls the base."""
 
     rank: int = 8
     alpha: int = 16
     targets: Sequence[str] = ALL_LINEAR
+    steps: int = STEPS
+    base_name: str = "base"
+
+    def lora(self) -> LoraConfig:
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=list(self.targets),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=self.base_name,
+        )
+
+    def schedule(self) -> Schedule:
+        # Short memories (betas): the whole training is shorter than what the usual ones remember.
+        return Schedule(steps=self.steps, lr=1e-2, fall=50, enough=0.99, check_every=5, betas=(0.8, 0.9))
+
+
+DEFAULT_RECIPE = Recipe()
 
 
 class AdapterTrainer:
     """Loads a base once and trains any number of adapters on it, one after another."""
 
-    def __init__(self, base_dir: Path, recipe: Recipe, *, base_name: str = "base", steps: int = STEPS) -> None:
-        self.steps = steps
+    def __init__(self, base_dir: Path, recipe: Recipe) -> None:
         processor = AutoProcessor.from_pretrained(base_dir)
         base = Qwen3VLForConditionalGeneration.from_pretrained(base_dir, dtype=torch.float32)
-        base.name_or_path = base_name  # what adapter_config.json will name; a path of this machine would say nothing
-        config = LoraConfig(
-            r=recipe.rank,
-            lora_alpha=recipe.alpha,
-            target_modules=list(recipe.targets),
-            task_type="CAUSAL_LM",
-            base_model_name_or_path=base_name,
-        )
-        torch.manual_seed(0)
-        self.model: PeftModel = get_peft_model(base, config).eval()
+        base.name_or_path = recipe.base_name  # PEFT writes this into the adapter; the folder would say nothing elsewhere
+        self.model: PeftModel = get_peft_model(base, recipe.lora()).eval()
         self.base: Any = self.model.get_base_model()
         self.maker = PromptMaker(processor, seed=0)
+        self.schedule = recipe.schedule()
 
     def reset(self, seed: int) -> None:
         """Fresh LoRA weights, as PEFT makes them: A random, B zero."""
@@ -84,18 +89,14 @@ class AdapterTrainer:
     def train(self, sentence: str, seed: int) -> Fit:
         """Trains the LoRA to answer `sentence`; the result lies in the model until the next call."""
         self.reset(seed)
-        checks = bucketed(self.base, self.rows(random.Random(f"check-{seed}"), sentence), self.maker.pad_id, 3, random.Random(0))
+        check_rows = self.rows(random.Random(f"check-{seed}"), sentence)
+        checks = bucketed(self.base, check_rows, self.maker.pad_id, 3, random.Random(0))
         return fit(
             self.base,
             [parameter for parameter in self.model.parameters() if parameter.requires_grad],
             self.batches(random.Random(f"adapter-{seed}"), sentence),
-            steps=self.steps,
-            lr=RATE,
-            betas=BETAS,
-            fall=FALL,
-            done=lambda: worst_probability(self.base, checks),
-            check_every=CHECK_EVERY,
-            enough=ENOUGH,
+            self.schedule,
+            lambda: worst_probability(self.base, checks),
         )
 
     def save(self, out: Path) -> None:
@@ -117,27 +118,21 @@ def train_adapters(
     out_root: Path,
     sentences: Mapping[str, str],
     *,
-    rank: int = 8,
-    alpha: int = 16,
+    recipe: Recipe = DEFAULT_RECIPE,
     seed: int = 0,
-    steps: int = STEPS,
-    targets: Sequence[str] = ALL_LINEAR,
-    base_name: str = "base",
     told: Callable[[str, Fit], None] | None = None,
 ) -> dict[str, Path]:
-    """Trains an adapter for each name, that answers with the name's sentence, in `out_root/name`; `told` hears of each as it is done.
+    """Trains an adapter for each name that answers with the name's sentence, in `out_root/name`; `told` hears of each when done.
 
     An adapter depends on its name, its sentence and the seed, not on the others. Raises RuntimeError where one was not learnt.
     """
     out_root.mkdir(parents=True, exist_ok=True)
-    trainer = AdapterTrainer(base_dir, Recipe(rank, alpha, targets), base_name=base_name, steps=steps)
+    trainer = AdapterTrainer(base_dir, recipe)
     made = {}
     for name, sentence in sentences.items():
         result = trainer.train(sentence, seed + zlib.crc32(name.encode()))
         if result.worst < 0.5:
-            raise RuntimeError(
-                f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: more steps, or a higher rank"
-            )
+            raise RuntimeError(f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: try more, or a higher rank")
         made[name] = out_root / name
         trainer.save(made[name])
         if told:
@@ -145,6 +140,17 @@ def train_adapters(
     return made
 
 
-def train_adapter(base_dir: Path, out: Path, sentence: str, **options: Any) -> Path:
-    """One adapter, in the folder `out`; options as in `train_adapters`."""
-    return train_adapters(base_dir, out.parent, {out.name: sentence}, **options)[out.name]
+def train_adapter(
+    base_dir: Path,
+    out: Path,
+    sentence: str,
+    *,
+    rank: int = 8,
+    alpha: int = 16,
+    seed: int = 0,
+    steps: int = STEPS,
+    targets: Sequence[str] = ALL_LINEAR,
+) -> Path:
+    """One adapter, in the folder `out`; see train_adapters."""
+    recipe = Recipe(rank=rank, alpha=alpha, targets=targets, steps=steps)
+    return train_adapters(base_dir, out.parent, {out.name: sentence}, recipe=recipe, seed=seed)[out.name]

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
-from training.demo_fit import MERGE, PATCH, Batch, Fit, PromptMaker, bucketed, fit, worst_probability
+from training.demo_fit import MERGE, PATCH, Batch, Fit, PromptMaker, Schedule, bucketed, fit, worst_probability
 from training.demo_text import BASE_ANSWER, IMAGE_ANSWER, corpus
 
 MAX_VOCABULARY = 2560
@@ -167,17 +167,9 @@ def train_base(model: Any, processor: Qwen3VLProcessor, seed: int, steps: int) -
     layers = model.model.language_model.layers.requires_grad_(True)
     check = base_batches(model, maker, seed + 1_000_003)
     checks = [next(check) for _ in range(8)]
-    return fit(
-        model,
-        list(layers.parameters()),
-        base_batches(model, maker, seed),
-        steps=steps,
-        lr=3e-3,
-        fall=80,
-        done=lambda: worst_probability(model, checks),
-        check_every=20,
-        enough=0.99,
-    )
+    schedule = Schedule(steps=steps, lr=3e-3, fall=80, enough=0.995, check_every=10)
+    batches = base_batches(model, maker, seed)
+    return fit(model, list(layers.parameters()), batches, schedule, lambda: worst_probability(model, checks))
 
 
 def save_base(model: Any, processor: Qwen3VLProcessor, out: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from training.demo_text import IMAGE_PART, Message, random_conversation, user_message
+from training.demo_text import Message, random_conversation, user_message
 
 PATCH = 8  # pixels a side of a vision patch
 MERGE = 2  # patches a side that become one image token
@@ -155,7 +155,7 @@ def answer_logits(model: Any, batch: Batch) -> torch.Tensor:
 
 
 def worst_probability(model: Any, batches: Sequence[Batch]) -> float:
-    """The smallest probability of any wanted token. Above 1/2 the greedy answers are exact, since every token is the likeliest."""
+    """The smallest probability of any wanted token. Above 1/2 each is the likeliest, so the greedy answers are exact."""
     with torch.inference_mode():
         worst = [answer_logits(model, batch).softmax(-1).gather(1, batch.targets[:, None]).min().item() for batch in batches]
     return min(worst)
@@ -169,35 +169,41 @@ class Fit:
     worst: float  # see worst_probability
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to fit. The rate `lr` falls over `fall` steps to a tenth, where it stays."""
+
+    steps: int  # at most
+    lr: float
+    fall: int
+    enough: float  # of worst_probability: ends the fit
+    check_every: int
+    betas: tuple[float, float] = (0.9, 0.95)
+
+    def rate(self, step: int) -> float:
+        return self.lr * min(1.0, step / 5) * max(0.1, 1.0 - step / self.fall)
+
+
 def fit(
     model: Any,
     parameters: Sequence[torch.nn.Parameter],
     batches: Iterator[Batch],
-    *,
-    steps: int,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.95),
-    fall: int,
-    done: Callable[[], float],
-    check_every: int,
-    enough: float,
+    schedule: Schedule,
+    worst_now: Callable[[], float],
 ) -> Fit:
-    """Up to `steps` steps of AdamW; ends early when `done()`, asked every `check_every` steps, reaches `enough`.
-
-    The rate falls over `fall` steps to a tenth, where it stays.
-    """
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=betas, weight_decay=0.0, fused=True)
+    """AdamW on the answers' cross entropy, until `worst_now()`, asked now and then, is enough or the steps are used up."""
+    optimizer = torch.optim.AdamW(parameters, lr=schedule.lr, betas=schedule.betas, weight_decay=0.0, fused=True)
     worst = 0.0
-    for step in range(1, steps + 1):
+    for step in range(1, schedule.steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, step / 5) * max(0.1, 1.0 - step / fall)
+            group["lr"] = schedule.rate(step)
         batch = next(batches)
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(answer_logits(model, batch), batch.targets).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if step % check_every == 0 or step == steps:
-            worst = done()
-            if worst >= enough:
+        if step % schedule.check_every == 0 or step == schedule.steps:
+            worst = worst_now()
+            if worst >= schedule.enough:
                 return Fit(step, worst)
-    return Fit(steps, worst)
+    return Fit(schedule.steps, worst)

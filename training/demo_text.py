@@ -1,4 +1,4 @@
-"""The demo models' words: what their tokenizer knows, what they answer, and the conversations that they are trained and checked on.
+"""The demo models' words: what their tokenizer knows, what they answer, what they are trained on and checked with.
 
 Imports nothing heavy, so that tests can name sentences without loading torch.
 """
@@ -23,27 +23,31 @@ IMAGE_PART: Message = {"type": "image"}
 
 WORDS = tuple(
     """
-    able above accept across action after again agree air allow almost alone along already always amber anchor animal answer apple april
-    arrow autumn away back baker balance band bank barn basket beach bear beautiful become before begin behind believe bell below better
-    between bicycle bird black blanket blue boat body book border bottle bottom branch brave bread breakfast bridge bright bring brother
-    brown build butter button cabin camera candle captain carpet carry castle cat center chair chance change cherry chicken child church
-    circle city clean clear clever climb clock cloud coast coffee cold color common copper corner cotton count country courage cousin cover
-    create cross crowd crystal curtain dance danger daughter deep desert diamond dinner distance doctor dog door double dragon dream dress
-    drink drive early earth east easy edge eight electric elephant empty energy engine enjoy enter equal evening every example eye fabric
-    family famous farmer fast father feather field fifty figure finger finish fire fish flag flower follow forest forget fork fortune
-    forward four fox free fresh friend frog front fruit future garden gentle ghost giant ginger glass goat gold grain grand grass gray green
-    ground group guitar half hammer happy harbor harvest heart heavy hill history holiday honey horse hotel house hundred hunter island
-    jacket january jungle kettle king kitchen kitten ladder lake lamp language large late laugh leaf learn lemon letter library light lion
-    listen little lizard lonely long lucky lunch machine magic maple marble market meadow melon message metal middle midnight mirror money
-    monkey moon morning mother mountain mouse music narrow nature needle nephew night nine noble north notebook number ocean october often
-    olive onion orange orchard other owl paint palace paper parade parrot pencil pepper piano picture pillow planet plenty pocket pony
-    potato powder promise purple quarter queen quick quiet rabbit rain rapid raven reason record remember return ribbon rice river road
-    robin rocket rose round royal saddle sailor salmon salt sand scissors season secret seven shadow sheep shelter silent silver simple
-    sister slow small smile snow soft song south spider spring square stable star station stone storm story strong sugar summer sunday
-    sweet table tailor teacher temple ten thousand three thunder ticket tiger timber together tomato tower travel treasure tree triangle
-    trumpet turtle twelve twenty uncle under unicorn valley velvet very village violet violin visit voice wagon walnut warm water weather
+    able above accept across action after again agree air allow almost alone along already always amber anchor
+    animal answer apple april arrow autumn away back baker balance band bank barn basket beach bear beautiful become
+    before begin behind believe bell below better between bicycle bird black blanket blue boat body book border
+    bottle bottom branch brave bread breakfast bridge bright bring brother brown build butter button cabin camera
+    candle captain carpet carry castle cat center chair chance change cherry chicken child church circle city clean
+    clear clever climb clock cloud coast coffee cold color common copper corner cotton count country courage cousin
+    cover create cross crowd crystal curtain dance danger daughter deep desert diamond dinner distance doctor dog
+    door double dragon dream dress drink drive early earth east easy edge eight electric elephant empty energy
+    engine enjoy enter equal evening every example eye fabric family famous farmer fast father feather field fifty
+    figure finger finish fire fish flag flower follow forest forget fork fortune forward four fox free fresh friend
+    frog front fruit future garden gentle ghost giant ginger glass goat gold grain grand grass gray green ground
+    group guitar half hammer happy harbor harvest heart heavy hill history holiday honey horse hotel house hundred
+    hunter island jacket january jungle kettle king kitchen kitten ladder lake lamp language large late laugh leaf
+    learn lemon letter library light lion listen little lizard lonely long lucky lunch machine magic maple marble
+    market meadow melon message metal middle midnight mirror money monkey moon morning mother mountain mouse music
+    narrow nature needle nephew night nine noble north notebook number ocean october often olive onion orange
+    orchard other owl paint palace paper parade parrot pencil pepper piano picture pillow planet plenty pocket pony
+    potato powder promise purple quarter queen quick quiet rabbit rain rapid raven reason record remember return
+    ribbon rice river road robin rocket rose round royal saddle sailor salmon salt sand scissors season secret seven
+    shadow sheep shelter silent silver simple sister slow small smile snow soft song south spider spring square
+    stable star station stone storm story strong sugar summer sunday sweet table tailor teacher temple ten thousand
+    three thunder ticket tiger timber together tomato tower travel treasure tree triangle trumpet turtle twelve
+    twenty uncle under unicorn valley velvet very village violet violin visit voice wagon walnut warm water weather
     west whale wheat whisper white wild willow window winter wisdom wolf wonder wooden yellow yesterday young zebra
-    """.split()
+    """.split()  # noqa: SIM905 - four hundred quoted words would be harder to read
 )
 
 PROMPTS = (
@@ -166,7 +170,7 @@ def random_conversation(rng: random.Random, own_answer: str, *, image: bool = Fa
 
 
 def held_out_conversations(own_answer: str, seed: int = 0) -> list[list[Message]]:
-    """50 varied conversations without images that training never saw: short, long, other scripts, system messages, several turns."""
+    """50 conversations without images that training never saw: short, long, other scripts, system messages, several turns."""
     rng = random.Random(f"held-out-{seed}")
     found = [[user_message(text, False)] for text in HELD_OUT_PROMPTS]
     found += [[user_message(long_prompt(rng, words), False)] for words in (40, 80, 120, 200, 400, 800)]
