@@ -61,7 +61,7 @@ def make_demo_base(out: Path, seed: int) -> Path:
         print(f"base: complete in {folder}")
         return folder
     started = time.monotonic()
-    use_two_threads()
+    prepare_torch()
     from training.demo_base import make_base
 
     partial = partial_of(folder)
@@ -85,7 +85,7 @@ def make_demo_adapters(base_dir: Path, out: Path, seed: int) -> list[Path]:
 
 
 def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[str, dict[str, object]], seed: int) -> None:
-    use_two_threads()
+    prepare_torch()
     from training.demo_adapters import Fit, train_adapters
 
     partial = partial_of(root / "batch")
@@ -102,11 +102,16 @@ def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[s
     partial.rmdir()
 
 
-def use_two_threads() -> None:
-    """The same sums in the same order on any number of cores: what is made depends on the number of threads."""
+def prepare_torch() -> None:
+    """Quiet libraries, and two threads on any number of cores: the order of sums, and so the weights, would follow the number."""
+    import warnings
+
     import torch
+    from transformers.utils import logging
 
     torch.set_num_threads(2)
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def main(argv: list[str] | None = None) -> int:

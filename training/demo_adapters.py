@@ -1,6 +1,7 @@
 """Demo adapters: real PEFT LoRAs on the demo base, each trained in about a second to answer anything with its own sentence.
 
-That makes it visible which adapter, and which version of it, answered.
+That makes it visible which adapter, and which version of it, answered. From another process:
+`python -m training.demo_adapters BASE OUT '{"name": "its sentence"}'`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,18 +101,19 @@ class AdapterTrainer:
             lambda: worst_probability(self.base, checks),
         )
 
-    def save(self, out: Path) -> None:
-        """PEFT's files, visible only when complete."""
-        partial = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        self.model.save_pretrained(partial, save_embedding_layers=False)  # True looks for the base on the network
-        (partial / "README.md").unlink(missing_ok=True)  # an empty card that names the base's folder
-        path = partial / "adapter_config.json"
-        config = json.loads(path.read_text())
-        config["target_modules"].sort()  # a set in PEFT: its order would change the file from run to run
-        path.write_text(json.dumps(config, indent=2) + "\n")
-        shutil.rmtree(out, ignore_errors=True)
-        partial.rename(out)
+
+def save_peft(model: PeftModel, out: Path) -> None:
+    """PEFT's two files in the folder `out`, visible only when complete."""
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial, save_embedding_layers=False)  # the default looks for the base on the network
+    (partial / "README.md").unlink(missing_ok=True)  # an empty card that names the base's folder
+    path = partial / "adapter_config.json"
+    config = json.loads(path.read_text())
+    config["target_modules"].sort()  # a set in PEFT: its order would change the file from run to run
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
 
 
 def train_adapters(
@@ -134,7 +137,7 @@ def train_adapters(
         if result.worst < 0.5:
             raise RuntimeError(f"adapter {name!r} did not learn {sentence!r} in {result.steps} steps: try more, or a higher rank")
         made[name] = out_root / name
-        trainer.save(made[name])
+        save_peft(trainer.model, made[name])
         if told:
             told(name, result)
     return made
@@ -154,3 +157,8 @@ def train_adapter(
     """One adapter, in the folder `out`; see train_adapters."""
     recipe = Recipe(rank=rank, alpha=alpha, targets=targets, steps=steps)
     return train_adapters(base_dir, out.parent, {out.name: sentence}, recipe=recipe, seed=seed)[out.name]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)  # as training.demo does: the weights follow the number
+    train_adapters(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -1,0 +1,34 @@
+"""Adapters for tests: each says its own sentence. They are trained in another process, so that the test's never imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from training.demo_text import random_sentence
+
+
+def sentences_of(count: int, seed: int) -> dict[str, str]:
+    """Names and the sentences that their adapters say, the same for the same seed."""
+    return {f"demo-{seed}-{index}": random_sentence(1000 * seed + index) for index in range(count)}
+
+
+def make_base(out: Path, seed: int = 0) -> Path:
+    """The demo base, in `out/base`; kept if it is there. Takes about 10 s."""
+    _run("training.demo", str(out), "--only-base", "--seed", str(seed))
+    return out / "base"
+
+
+def make_adapters(base_dir: Path, out: Path, count: int, seed: int) -> dict[str, str]:
+    """Trains `count` adapters, each in `out/<name>`; gives name to sentence. Takes about a second each."""
+    sentences = sentences_of(count, seed)
+    _run("training.demo_adapters", str(base_dir), str(out), json.dumps(sentences))
+    return sentences
+
+
+def _run(module: str, *arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"python -m {module} failed:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
