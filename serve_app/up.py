@@ -30,8 +30,9 @@ DEMO_VERSIONS = (("parrot", "parrot-1"), ("parrot", "parrot-2"), ("pirate", "pir
 
 console = Console(highlight=False, soft_wrap=True)
 
-# Each of these replaces a thread hop or a log line per request; README.md of this package has what each is worth.
+# HAProxy in front saves every request a hop through a Python process; README.md of this package has what it is worth.
 SERVE_ENVIRONMENT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -98,7 +99,7 @@ def _check_ports(settings: Settings, demo: bool) -> None:
 
 
 def _start_store(settings: Settings, state: Path, stack: contextlib.ExitStack) -> None:
-    from adapters.local_s3 import Credentials, LocalS3
+    from adapters.store.local_s3 import Credentials, LocalS3
 
     address = urlsplit(settings.registry.endpoint or "")
     if address.hostname not in ("127.0.0.1", "localhost") or not settings.registry.url.startswith("s3://"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 from pathlib import Path
@@ -13,12 +14,19 @@ from serve_app import asgi_call
 from serve_app.engine_vllm import VllmEngine
 
 WARM_INT_ID = 999
-WARM_PROMPT = "Hello"
+# Prompts of one token, of some, and several at once take different ways through an engine.
+PROMPT_TOKENS = (1, 17, 64)
+TOKEN = 1
+# Greedy, plain and truncated sampling, penalties and logprobs are separate code in the sampler.
+SAMPLING = (
+    {"temperature": 0}, {"temperature": 1}, {"temperature": 1, "top_p": 0.9, "top_k": 5},
+    {"temperature": 1, "frequency_penalty": 0.1, "repetition_penalty": 1.1}, {"temperature": 0, "logprobs": 2},
+)
 
 
 async def warm(engine: VllmEngine, contract: BaseContract) -> None:
-    """One request to the base and one to a zero adapter. Raises EngineUnavailable when either is not answered."""
-    await _ask(engine, contract.base)
+    """Requests to the base and to an adapter that changes nothing. Raises EngineUnavailable when one is not answered."""
+    await _ask_all(engine, contract.base)
     if contract.modules:
         await _warm_lora(engine, contract)
 
@@ -29,14 +37,23 @@ async def _warm_lora(engine: VllmEngine, contract: BaseContract) -> None:
         write_zero_adapter(Path(folder), contract)
         await engine.add(ref, WARM_INT_ID, LocalAdapter("", Path(folder), 0))
         try:
-            await _ask(engine, str(ref))
+            await _ask_all(engine, str(ref))
         finally:
             await engine.remove(ref, WARM_INT_ID)
 
 
-async def _ask(engine: VllmEngine, model: str) -> None:
-    route, fields = ("/v1/embeddings", {"input": WARM_PROMPT}) if engine.is_pooling else (
-        "/v1/completions", {"prompt": WARM_PROMPT, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+async def _ask_all(engine: VllmEngine, model: str) -> None:
+    for tokens in PROMPT_TOKENS:
+        await _ask(engine, model, tokens, SAMPLING[0])
+    for sampling in SAMPLING:
+        await _ask(engine, model, PROMPT_TOKENS[0], sampling)
+    await asyncio.gather(*(_ask(engine, model, tokens, SAMPLING[1]) for tokens in PROMPT_TOKENS))
+
+
+async def _ask(engine: VllmEngine, model: str, tokens: int, sampling: dict[str, float]) -> None:
+    prompt = [TOKEN] * min(tokens, engine.max_model_len - 4)
+    route, fields = ("/v1/embeddings", {"input": prompt}) if engine.is_pooling else (
+        "/v1/completions", {"prompt": prompt, "max_tokens": 3, "ignore_eos": True, **sampling}
     )
     answer = await asgi_call.call(engine.app, route, json.dumps({"model": model, **fields}).encode(), {})
     body = b"".join([chunk async for chunk in answer.chunks()])
