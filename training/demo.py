@@ -12,12 +12,13 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from training.demo_text import SENTENCES
 
 MARKER = ".complete.json"
-RECIPE = 1  # raise it when the models would come out different: earlier ones are then made again
+RECIPE = 2  # raise it when the models would come out different: earlier ones are then made again
 ADAPTERS = "adapters"
 
 
@@ -71,17 +72,17 @@ def make_demo_base(out: Path, seed: int) -> Path:
     return folder
 
 
-def make_demo_adapters(base_dir: Path, out: Path, seed: int) -> list[Path]:
-    """`out/adapters/<name>-<version>` for each demo sentence, made unless complete."""
-    digest, root = base_digest(base_dir), out / ADAPTERS
-    stamps = {name: stamp(seed, base=digest, sentence=sentence) for name, sentence in SENTENCES.items()}
-    missing = {name: SENTENCES[name] for name in SENTENCES if not is_complete(root / name, stamps[name])}
-    for name in SENTENCES.keys() - missing.keys():
+def make_adapters(base_dir: Path, root: Path, sentences: Mapping[str, str], seed: int) -> list[Path]:
+    """`root/<name>` for each name, an adapter that says the name's sentence, made unless complete."""
+    digest = base_digest(base_dir)
+    stamps = {name: stamp(seed, base=digest, sentence=sentence) for name, sentence in sentences.items()}
+    missing = {name: sentence for name, sentence in sentences.items() if not is_complete(root / name, stamps[name])}
+    for name in [name for name in sentences if name not in missing]:
         print(f"{name}: complete in {root / name}")
     if missing:
         root.mkdir(parents=True, exist_ok=True)
         _train(base_dir, root, missing, stamps, seed)
-    return [root / name for name in SENTENCES]
+    return [root / name for name in sentences]
 
 
 def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[str, dict[str, object]], seed: int) -> None:
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     base_dir = make_demo_base(options.out, options.seed)
     if not options.only_base:
-        make_demo_adapters(base_dir, options.out, options.seed)
+        make_adapters(base_dir, options.out / ADAPTERS, SENTENCES, options.seed)
     print(f"done in {time.monotonic() - started:.1f} s")
     return 0
 

@@ -1,7 +1,6 @@
 """Demo adapters: real PEFT LoRAs on the demo base, each trained in about a second to answer anything with its own sentence.
 
-That makes it visible which adapter, and which version of it, answered. From another process:
-`python -m training.demo_adapters BASE OUT '{"name": "its sentence"}'`.
+That makes it visible which adapter, and which version of it, answered.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,7 @@ from training.demo_text import random_sentence
 __all__ = ["AdapterTrainer", "Recipe", "random_sentence", "train_adapter", "train_adapters"]
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-STEPS = 150  # at most; 20 to 40 are enough for a sentence without repeated words
+STEPS = 150  # at most; 30 to 40 are enough for a sentence without repeated words
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,9 @@ class Recipe:
         )
 
     def schedule(self) -> Schedule:
+        # A check sees fewer conversations than will be asked: `least` costs half a second and settles the rare odd one.
         # Short memories (betas): the whole training is shorter than what the usual ones remember.
-        return Schedule(steps=self.steps, lr=1e-2, fall=50, enough=0.99, check_every=5, betas=(0.8, 0.9))
+        return Schedule(steps=self.steps, lr=1e-2, fall=50, enough=0.99, least=30, check_every=5, betas=(0.8, 0.9))
 
 
 DEFAULT_RECIPE = Recipe()
@@ -157,8 +156,3 @@ def train_adapter(
     """One adapter, in the folder `out`; see train_adapters."""
     recipe = Recipe(rank=rank, alpha=alpha, targets=targets, steps=steps)
     return train_adapters(base_dir, out.parent, {out.name: sentence}, recipe=recipe, seed=seed)[out.name]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(2)  # as training.demo does: the weights follow the number
-    train_adapters(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

@@ -167,7 +167,7 @@ def train_base(model: Any, processor: Qwen3VLProcessor, seed: int, steps: int) -
     layers = model.model.language_model.layers.requires_grad_(True)
     check = base_batches(model, maker, seed + 1_000_003)
     checks = [next(check) for _ in range(8)]
-    schedule = Schedule(steps=steps, lr=3e-3, fall=80, enough=0.995, check_every=10)
+    schedule = Schedule(steps=steps, lr=3e-3, fall=80, enough=0.995, least=40, check_every=10)
     batches = base_batches(model, maker, seed)
     return fit(model, list(layers.parameters()), batches, schedule, lambda: worst_probability(model, checks))
 

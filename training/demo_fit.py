@@ -176,7 +176,8 @@ class Schedule:
     steps: int  # at most
     lr: float
     fall: int
-    enough: float  # of worst_probability: ends the fit
+    enough: float  # of worst_probability: ends the fit, once `least` steps are made
+    least: int
     check_every: int
     betas: tuple[float, float] = (0.9, 0.95)
 
@@ -202,7 +203,7 @@ def fit(
         F.cross_entropy(answer_logits(model, batch), batch.targets).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if step % schedule.check_every == 0 or step == schedule.steps:
+        if (step >= schedule.least and step % schedule.check_every == 0) or step == schedule.steps:
             worst = worst_now()
             if worst >= schedule.enough:
                 return Fit(step, worst)

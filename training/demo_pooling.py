@@ -1,16 +1,19 @@
 """A tiny embedding base (Qwen3, text only) with random weights, and adapters that turn its embeddings elsewhere.
 
 vLLM serves it with `runner="pooling", convert="embed"`. Nothing is trained: embeddings that differ by adapter are all it is for.
+`python -m training.demo_pooling OUT` leaves `OUT/base` and `OUT/adapter`.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from training.demo import finish, is_complete, partial_of, prepare_torch, stamp
 from training.demo_adapters import ALL_LINEAR, save_peft
 from training.demo_base import MAX_POSITIONS, make_tokenizer
 
@@ -64,3 +67,22 @@ def make_pooling_adapter(base_dir: Path, out: Path, seed: int, *, rank: int = 8,
                 weight.normal_(0.0, 0.2)
     save_peft(model, out)
     return out
+
+
+def main(out: Path, seed: int = 0) -> None:
+    """Both, unless complete."""
+    prepare_torch()
+    base, adapter = out / "base", out / "adapter"
+    if not is_complete(base, stamp(seed)):
+        partial = partial_of(base)
+        make_pooling_base(partial, seed)
+        finish(partial, base, stamp(seed))
+    if not is_complete(adapter, stamp(seed)):
+        partial = partial_of(adapter)
+        make_pooling_adapter(base, partial, seed + 1)
+        finish(partial, adapter, stamp(seed))
+    print(f"embedding base in {base}, adapter in {adapter}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
