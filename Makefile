@@ -13,13 +13,13 @@ down:            ## end what a crashed `make up` left
 test: setup      ## unit, contract, repository and integration tests
 	@$(BIN)/python -m pytest
 
-check: setup     ## style and layers, in seconds
+check: setup     ## style, layers, units and contracts, in about a minute
 	@$(BIN)/ruff check .
 	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
 
 bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run
 	@$(BIN)/python loadtests/compare.py
 
-setup:           ## only make .venv; PYTHON=... names another Python
+setup:           ## only make .venv; PYTHON=... names another Python, GPU=1 is for a GPU machine (Python 3.12)
 	@command -v $(PYTHON) >/dev/null || { echo "set-up failed: there is no '$(PYTHON)'; install Python 3.11" >&2; exit 1; }
-	@$(PYTHON) serve_app/set_up.py
+	@$(PYTHON) serve_app/set_up.py $(if $(GPU),--gpu)

@@ -123,7 +123,7 @@ def version_of(python: str, imports: str = "import sys") -> tuple[int, ...] | No
 
 
 def install(kind: Kind) -> None:
-    say("installing; the first time this takes some minutes and about 4 GB, without a word meanwhile")
+    say(f"installing; the first time this takes some minutes and up to {kind.needed_bytes / 2**30:.0f} GB, with few words")
     pip = [str(BIN / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
     index = os.environ.get("LORAMUX_TORCH_INDEX_URL")
     extra = ["--extra-index-url", index] if index else []
