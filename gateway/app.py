@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,12 +28,13 @@ EXPOSED_HEADERS = ("x-request-id", "x-loramux-adapter", "x-loramux-tier", "x-lor
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes work with; made once, never changed."""
+    """What the routes work with; made once. `model_lists` is the model routes' own memory."""
 
     settings: GatewaySettings
     registry: Registry
     view: RegistryView
     backend: Backend
+    model_lists: dict[bool, model_routes.ModelList] = field(default_factory=dict)
 
 
 def build_app(settings: GatewaySettings, registry: Registry, backend: Backend, *, poll_interval_s: float = 1.0) -> FastAPI:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -18,16 +19,32 @@ from gateway.backend import BaseInfo
 router = APIRouter()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelList:
+    """The body of a list, good for one generation of the registry view."""
+
+    generation: int
+    body: bytes
+
+
 @router.get("/v1/models")
 async def list_models(request: Request, versions: bool = False) -> Response:
-    """All models; with `?versions=true` every version's ref as well."""
+    """All models; with `?versions=true` every version's ref as well. Made once for each generation of the registry."""
     parts = request.app.state.parts
+    made = parts.model_lists.get(versions)
+    if made is None or made.generation != parts.view.generation:
+        made = ModelList(parts.view.generation, _list_body(parts, versions))
+        parts.model_lists[versions] = made
+    return Response(made.body, media_type="application/json")
+
+
+def _list_body(parts: Any, versions: bool) -> bytes:
     bases = parts.backend.bases()
     cards = [_base_card(base) for base in bases.values()]
-    for entry in parts.view.adapters():
+    for entry in sorted(parts.view.adapters(), key=lambda entry: (entry.base, entry.name)):
         if entry.base in bases:
             cards.extend(_adapter_cards(entry, versions))
-    return _json({"object": "list", "data": cards})
+    return msgspec.json.encode({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model_id:path}")
@@ -41,7 +58,7 @@ async def retrieve_model(request: Request, model_id: str) -> Response:
     if model.adapter is None:
         return _json(_base_card(bases[model.base]))
     ref = parts.view.resolve(model).ref
-    entry = next(e for e in parts.view.adapters() if (e.base, e.name) == (ref.base, ref.name))
+    entry = parts.view.entry(ref.base, ref.name)
     return _json(_card(str(model), entry.base, entry.versions[ref.version]))
 
 

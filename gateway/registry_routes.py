@@ -41,11 +41,10 @@ async def list_adapters(request: Request, base: str | None = None) -> Response:
 
 @router.get("/adapter")
 async def show_adapter(request: Request, base: str, name: str) -> Response:
-    view = request.app.state.parts.view
-    for entry in view.adapters():
-        if (entry.base, entry.name) == (base, name):
-            return JSONResponse(_row(entry), headers={"etag": f'"{entry.revision}"'})
-    raise ModelNotFound(f"there is no adapter `{name[:80]}` of `{base[:80]}`", param="name")
+    entry = request.app.state.parts.view.entry(base, name)
+    if entry is None:
+        raise ModelNotFound(f"there is no adapter `{name[:80]}` of `{base[:80]}`", param="name")
+    return JSONResponse(_row(entry), headers={"etag": f'"{entry.revision}"'})
 
 
 @router.post("/promote")

@@ -10,6 +10,7 @@ import asyncio
 import bisect
 import contextlib
 import difflib
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from adapters.registry import Registry
 from adapters.registry.index import merge
 from adapters.registry.layout import AdapterName, shard_of
 from adapters.types import AdapterEntry, ResolvedAdapter, VersionEntry
+
+log = logging.getLogger(__name__)
 
 MAX_HINTS = 3
 NEIGHBOURS = 60  # names compared for a hint, on each side of where the unknown one would stand
@@ -120,10 +123,14 @@ class RegistryView:
     # Keeping fresh
 
     async def run(self) -> None:
-        """Polls until it is cancelled. Store trouble is remembered in `last_error` and survived."""
+        """Polls until it is cancelled. Store trouble is remembered in `last_error` and survived; so is a bug, with a trace."""
         while True:
-            with contextlib.suppress(LoraMuxError):  # in last_error
+            try:
                 await self.refresh()
+            except LoraMuxError as error:
+                log.debug("the registry could not be read: %s", error)
+            except Exception:
+                log.exception("a look at the registry failed")
             # spread, so that many processes that started together don't ask together
             await asyncio.sleep(self._poll_interval_s * random.uniform(0.9, 1.1))
 

@@ -59,7 +59,8 @@ class Stack:
 
     def start(self) -> None:
         log = (self.folder / "up.log").open("wb")
-        command = [sys.executable, "-m", "adapters.cli", "up", "--no-demo", "--config", str(self.config)]
+        loramux = Path(sys.executable).with_name("loramux")
+        command = [str(loramux), "up", "--no-demo", "--config", str(self.config)]
         self._process = subprocess.Popen(
             command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
