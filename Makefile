@@ -15,6 +15,7 @@ test: setup      ## unit, contract, repository and integration tests
 
 check: setup     ## style, layers, units and contracts, in about a minute
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
 
 bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run

@@ -74,7 +74,8 @@ def publish(
         _show_inspection(result, name, as_json)
     ref, manifest = result.ref, result.manifest
     _print(
-        as_json, {"ref": str(ref), "created": result.created, "manifest": manifest},
+        as_json,
+        {"ref": str(ref), "created": result.created, "manifest": manifest},
         f"{'published' if result.created else 'already there, unchanged:'} {ref}  "
         f"(rank {manifest.rank}, {_size(manifest.size_bytes)}, {manifest.digest[:12]})",
         *(f"warning: {warning}" for warning in manifest.warnings),
@@ -95,8 +96,12 @@ def list_adapters(base: Base = None, config: Config = None, as_json: AsJson = Fa
     for entry in entries:
         newest = entry.versions[max(entry.versions)]
         table.add_row(
-            f"{entry.base}:{entry.name}", str(entry.production or "-"), str(newest.version), str(len(entry.versions)),
-            str(newest.rank), _size(newest.size_bytes),
+            f"{entry.base}:{entry.name}",
+            str(entry.production or "-"),
+            str(newest.version),
+            str(len(entry.versions)),
+            str(newest.rank),
+            _size(newest.size_bytes),
         )
     empty = "no adapters yet; next: loramux publish FOLDER --name NAME --base BASE --promote"
     _print(as_json, {"adapters": entries}, table if entries else empty)
@@ -120,11 +125,20 @@ def show(name: Name, base: Base = None, config: Config = None, as_json: AsJson =
         aliases = [alias for alias, version in head.aliases.items() if version == number]
         aliases += ["retired"] if number in head.retired else []
         table.add_row(
-            str(number), ", ".join(aliases), str(manifest.rank), _size(manifest.size_bytes), manifest.digest[:12],
-            manifest.created_at, manifest.who or "", manifest.message or "",
+            str(number),
+            ", ".join(aliases),
+            str(manifest.rank),
+            _size(manifest.size_bytes),
+            manifest.digest[:12],
+            manifest.created_at,
+            manifest.who or "",
+            manifest.message or "",
         )
-    history = [f"{move.at}  {move.alias}: {move.from_version or '-'} -> {move.to_version}  {move.kind}  {move.who or ''}"
-               f"  {move.message or ''}" for move in reversed(head.history)]
+    history = [
+        f"{move.at}  {move.alias}: {move.from_version or '-'} -> {move.to_version}  {move.kind}  {move.who or ''}"
+        f"  {move.message or ''}"
+        for move in reversed(head.history)
+    ]
     _print(as_json, {"head": head, "versions": manifests}, f"{head.base}:{head.name}  revision {head.revision}", table, *history)
 
 

@@ -64,7 +64,9 @@ def parse_model_name(text: str) -> ModelName:
     if len(text) > MAX_MODEL_NAME_CHARS:
         raise InvalidModelName(
             f"the model name has {len(text)} characters; at most {MAX_MODEL_NAME_CHARS} are taken",
-            limit=MAX_MODEL_NAME_CHARS, value=len(text), param="model",
+            limit=MAX_MODEL_NAME_CHARS,
+            value=len(text),
+            param="model",
         )
     base, colon, rest = text.partition(":")
     if not _BASE.fullmatch(base):
@@ -76,7 +78,8 @@ def parse_model_name(text: str) -> ModelName:
         raise InvalidModelName(
             f"`{_shown(adapter)}` is no adapter name; {_TAKES}, and a name is lower case: "
             "letters, digits, `.`, `_`, `-`, optionally `team/` before it",
-            param="model", hint=_adapter_hint(adapter),
+            param="model",
+            hint=_adapter_hint(adapter),
         )
     if not at:
         return ModelName(base, adapter, alias=PRODUCTION)
@@ -106,7 +109,8 @@ def check_adapter_name(name: str) -> str:
         raise InvalidRequest(
             f"`{_shown(name)}` is no adapter name: lower-case letters, digits, `.`, `_`, `-`, at most 63, "
             "optionally one namespace and `/` before it",
-            param="name", hint=_adapter_hint(name),
+            param="name",
+            hint=_adapter_hint(name),
         )
     return name
 

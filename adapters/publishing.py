@@ -30,7 +30,9 @@ class Publication:
 
 
 async def publish_folder(
-    registry: Registry, publication: Publication, options: PublishOptions | None = None,
+    registry: Registry,
+    publication: Publication,
+    options: PublishOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Published:
     """Publishes a folder as the next version, or finds the version that already holds this content; then moves the alias.
@@ -48,8 +50,14 @@ async def publish_folder(
             publication.folder, contract, options or PublishOptions(), base=publication.base, workdir=Path(workdir)
         )
         published = await registry.publish(
-            publication.base, publication.name, prepared, who=publication.who, message=publication.message,
-            source=publication.source, metrics=publication.metrics, progress=progress,
+            publication.base,
+            publication.name,
+            prepared,
+            who=publication.who,
+            message=publication.message,
+            source=publication.source,
+            metrics=publication.metrics,
+            progress=progress,
         )
     if publication.promote:
         ref = published.ref

@@ -71,15 +71,24 @@ def read_config(path: Path | None = None) -> dict[str, Any]:
 
 
 def with_environment(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with the environment's on top; a variable without `__` belongs to something else."""
+    """The values with the environment's on top; a variable without `__` belongs to something else.
+
+    Raises InvalidRequest for a variable that goes into something that is no section, the list of bases say.
+    """
     for name, text in os.environ.items():
         if name.startswith(ENV_PREFIX) and ENV_SEPARATOR in name:
-            *parents, last = name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)
-            section = values
-            for key in parents:
-                section = section.setdefault(key, {})
-            section[last] = yaml.safe_load(text)
+            _set(values, name, yaml.safe_load(text))
     return values
+
+
+def _set(values: dict[str, Any], name: str, value: Any) -> None:
+    *parents, last = name.removeprefix(ENV_PREFIX).lower().split(ENV_SEPARATOR)
+    section: Any = values
+    for key in parents:
+        section = section.setdefault(key, {})
+        if not isinstance(section, dict):
+            raise InvalidRequest(f"the environment variable {name} can't reach into `{key}`: only sections take variables")
+    section[last] = value
 
 
 def read_registry_settings(path: Path | None = None) -> RegistrySettings:

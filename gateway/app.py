@@ -50,7 +50,10 @@ def build_app(settings: GatewaySettings, registry: Registry, backend: Backend, *
     app.add_exception_handler(Exception, _unknown_error)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
             expose_headers=list(EXPOSED_HEADERS),
         )
     return app
@@ -83,7 +86,9 @@ async def _framework_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path[:200]
     words = {404: f"there is no route {path}", 405: f"{request.method} is not allowed on {path}"}
     body = {
-        "message": words.get(error.status_code, str(error.detail)), "type": "invalid_request_error", "param": None,
+        "message": words.get(error.status_code, str(error.detail)),
+        "type": "invalid_request_error",
+        "param": None,
         "code": "unknown_url" if error.status_code == 404 else "invalid_request",
     }
     return JSONResponse({"error": body}, error.status_code, error.headers)

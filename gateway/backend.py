@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from adapters.types import ResolvedAdapter
 
@@ -79,4 +79,8 @@ class Backend(Protocol):
 
     async def is_ready(self) -> bool:
         """Whether every base has a replica that answers."""
+        ...
+
+    async def residency(self, audit: bool = False) -> dict[str, Any]:
+        """By base: answers under way, refs in the engine with their users, engine ids; `audit` asks the engine too."""
         ...

@@ -38,9 +38,7 @@ ROWS: dict[type[e.LoraMuxError], Row] = {
     e.LoraMuxError: Row(500, "server_error"),
 }
 
-CODES = frozenset(
-    cls.code for cls in vars(e).values() if isinstance(cls, type) and issubclass(cls, e.LoraMuxError)
-)
+CODES = frozenset(cls.code for cls in vars(e).values() if isinstance(cls, type) and issubclass(cls, e.LoraMuxError))
 
 
 def row_of(error: e.LoraMuxError) -> Row:
@@ -51,7 +49,10 @@ def row_of(error: e.LoraMuxError) -> Row:
 def error_body(error: e.LoraMuxError) -> dict[str, Any]:
     """OpenAI's error object; reason, limit and value stand beside its four fields where there are any."""
     body: dict[str, Any] = {
-        "message": str(error), "type": row_of(error).type, "param": error.param, "code": error.code,
+        "message": str(error),
+        "type": row_of(error).type,
+        "param": error.param,
+        "code": error.code,
     }
     extra = {"reason": error.reason, "limit": error.limit, "value": error.value}
     return body | {key: value for key, value in extra.items() if value is not None}

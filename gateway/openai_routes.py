@@ -32,8 +32,13 @@ async def answer(request: Request) -> Response:
     base, adapter = _resolve(parts, body)
     resolve_ms = (time.monotonic() - start_s) * 1e3
     resolved = ResolvedRequest(
-        route=request.url.path, base=base, adapter=adapter, stream=body.stream, request_id=_request_id(request),
-        body=body.for_engine(str(adapter.ref) if adapter else base), wait_cold=_wait_cold(request),
+        route=request.url.path,
+        base=base,
+        adapter=adapter,
+        stream=body.stream,
+        request_id=_request_id(request),
+        body=body.for_engine(str(adapter.ref) if adapter else base),
+        wait_cold=_wait_cold(request),
     )
     return await relay(request.receive, resolved, parts.backend, limits, resolve_ms)
 

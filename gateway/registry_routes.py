@@ -76,9 +76,9 @@ async def refresh(request: Request) -> Response:
 
 
 @router.get("/residency")
-async def residency(request: Request) -> Response:
-    """Where adapters are in the engines now."""
-    return JSONResponse(await request.app.state.parts.backend.residency())
+async def residency(request: Request, audit: bool = False) -> Response:
+    """Where adapters are in the engines now; with `?audit=true` also what each engine itself lists."""
+    return JSONResponse(await request.app.state.parts.backend.residency(audit))
 
 
 async def _moved(request: Request, head: Head) -> Response:
@@ -98,8 +98,12 @@ def _check(move: Move) -> None:
 def _row(entry: AdapterEntry) -> dict[str, Any]:
     versions = [
         {
-            "version": number, "digest": version.digest, "rank": version.rank, "size_bytes": version.size_bytes,
-            "created_at": version.created_at, "retired": version.retired,
+            "version": number,
+            "digest": version.digest,
+            "rank": version.rank,
+            "size_bytes": version.size_bytes,
+            "created_at": version.created_at,
+            "retired": version.retired,
         }
         for number, version in sorted(entry.versions.items())
     ]

@@ -66,7 +66,7 @@ class _Exchange:
         return max(0.0, self._begin_s + self.limits.timeout_s - time.monotonic())
 
     async def wait_for_head(self, patience_s: float) -> str:
-        """"head" when the reply or its error is there, "gone" when the client went, "late" when patience or time ran out."""
+        """ "head" when the reply or its error is there, "gone" when the client went, "late" when patience or time ran out."""
         try:
             await asyncio.wait(
                 {self._dispatch, self.gone}, timeout=min(patience_s, self.remaining_s), return_when=asyncio.FIRST_COMPLETED
@@ -101,7 +101,8 @@ class _Exchange:
     def headers(self, head: ReplyHead) -> dict[str, str]:
         stages = {"resolve": self._resolve_ms, "relay": self._relay_ms} | head.timings_ms
         headers = {
-            "x-loramux-tier": head.tier, "x-loramux-load": head.load,
+            "x-loramux-tier": head.tier,
+            "x-loramux-load": head.load,
             "server-timing": ", ".join(f"{stage};dur={ms:.2f}" for stage, ms in stages.items()),
         }
         return headers | ({"x-loramux-adapter": self.request.ref} if self.request.ref else {})

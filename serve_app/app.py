@@ -46,9 +46,7 @@ def application(settings: Settings) -> Application:
 
 
 def _replica_deployment(settings: Settings, base: BaseModelSettings) -> Application:
-    replica = ReplicaSettings(
-        base=base.id, registry=settings.registry, cache=settings.cache, slot_wait_s=base.slot_wait_s
-    )
+    replica = ReplicaSettings(base=base.id, registry=settings.registry, cache=settings.cache, slot_wait_s=base.slot_wait_s)
     return build_llm_deployment(llm_config(base), bind_kwargs={"settings": replica})
 
 
@@ -71,8 +69,10 @@ def llm_config(base: BaseModelSettings) -> LLMConfig:
 
 def _deployment(base: BaseModelSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "max_ongoing_requests": base.max_ongoing_requests, "max_queued_requests": base.max_queued_requests,
-        "health_check_period_s": 5, "health_check_timeout_s": 10,
+        "max_ongoing_requests": base.max_ongoing_requests,
+        "max_queued_requests": base.max_queued_requests,
+        "health_check_period_s": 5,
+        "health_check_timeout_s": 10,
     }
     if isinstance(base.replicas, AutoscalingSettings):
         return options | {"autoscaling_config": base.replicas.model_dump()}

@@ -63,6 +63,7 @@ class _Exchange:
         self.begun = asyncio.Event()
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BUFFERED_CHUNKS)
         self._body: bytes | None = body
+        self._complete = False
 
     def content_type(self) -> str:
         assert self.start is not None
@@ -72,6 +73,10 @@ class _Exchange:
     async def run(self, app: Any, path: str, headers: dict[str, str]) -> None:
         try:
             await app(_scope(path, self._body or b"", headers), self._receive, self._send)
+        except Exception:
+            # Frameworks answer a bug with a 500 and raise it all the same, for their server's log.
+            if not self._complete:
+                raise
         finally:
             self.begun.set()
             await self._end()
@@ -92,16 +97,28 @@ class _Exchange:
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.start = message
-        elif message["type"] == "http.response.body" and message.get("body"):
-            await self.queue.put(message["body"])
-            self.begun.set()
+        elif message["type"] == "http.response.body":
+            self._complete = not message.get("more_body", False)
+            if message.get("body"):
+                await self.queue.put(message["body"])
+                self.begun.set()
 
 
 def _scope(path: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
     sent = {"content-type": "application/json", "content-length": str(len(body)), "host": "engine"} | headers
     return {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
-        "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
         "headers": [(name.encode(), value.encode("latin-1", "replace")) for name, value in sent.items()],
-        "client": ("127.0.0.1", 0), "server": ("engine", 80), "state": {}, "extensions": {},
+        "client": ("127.0.0.1", 0),
+        "server": ("engine", 80),
+        "state": {},
+        "extensions": {},
     }

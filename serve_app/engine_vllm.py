@@ -12,7 +12,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-from adapters.errors import AdapterIncompatible, EngineUnavailable
+import msgspec
+
+from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, LoraMuxError
 from adapters.names import AdapterRef
 from adapters.types import BaseContract, LocalAdapter, ModuleShape
 
@@ -80,8 +82,11 @@ class VllmEngine:
             modules = {name: ModuleShape(*shape) for name, shape in sorted(found.items())}
         config = self._client.model_config
         return BaseContract(
-            base=base, fingerprint=_fingerprint(config.model), modules=modules,
-            max_rank=self.lora.max_lora_rank if self.lora else 0, tower=_tower(modules),
+            base=base,
+            fingerprint=_fingerprint(config.model),
+            modules=modules,
+            max_rank=self.lora.max_lora_rank if self.lora else 0,
+            tower=_tower(modules),
             serves_vision=bool(self.lora and self.lora.enable_tower_connector_lora),
             architecture=config.architecture,
         )
@@ -129,7 +134,7 @@ def _names_before(mapper: Any) -> Any:
     pairs = [(old, new) for old, new in forward.orig_to_new_prefix.items() if new]
 
     def original(name: str) -> str:
-        candidates = (old + name[len(new):] for old, new in pairs if name.startswith(new))
+        candidates = (old + name[len(new) :] for old, new in pairs if name.startswith(new))
         return next((old for old in candidates if forward._map_name(old + ".weight") == name + ".weight"), name)
 
     return original
@@ -165,6 +170,24 @@ def _sample(file: Path, sample_bytes: int = 2**20) -> bytes:
         return start + stream.read(sample_bytes)
 
 
+def translate_error(status: int, body: bytes) -> LoraMuxError:
+    """vLLM's own error as ours. Its 4xx texts are meant for clients; of its 5xx nothing is passed on."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        message, param = str(error["message"])[:500], error.get("param")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        message, param = "the engine refused the request", None
+    if status == 501:
+        return InvalidRequest(f"this base does not serve that route: {message}", param="model")
+    if status == 503:
+        return EngineUnavailable("the engine takes no more requests now")
+    if "--allowed-local-media-path" in message:  # a client's mistake that vLLM answers with a 500
+        return InvalidRequest("media from files are not taken; send a data URI", param="messages")
+    if 400 <= status < 500:
+        return InvalidRequest(message, param=param)
+    return InternalError("the engine failed on this request")
+
+
 def _class_of(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else ""
     if "max_lora_rank" in text:
@@ -186,6 +209,9 @@ def _build_app(app_state: Any, args: Any) -> Any:
     app.include_router(embed_router)
     init_exception_handler(app)
     app.state._state.update(app_state._state)
+    for absent in ("openai_serving_chat", "openai_serving_completion"):  # a pooling base has none, and its routes say so
+        if not hasattr(app.state, absent):
+            setattr(app.state, absent, None)
     app.state.args = args
     # The error handler of a dead engine flips a flag of a server that isn't here; Serve's health check restarts the replica.
     app.state.server = types.SimpleNamespace()

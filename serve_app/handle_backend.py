@@ -35,9 +35,9 @@ class HandleBackend:
             return False
         return True
 
-    async def residency(self) -> dict[str, Any]:
+    async def residency(self, audit: bool = False) -> dict[str, Any]:
         """One replica's view a base, as `Replica.residency` gives it."""
-        return {base: await handle.remote() for base, handle in self._health.items()}
+        return {base: await handle.remote(audit) for base, handle in self._health.items()}
 
     async def dispatch(self, request: ResolvedRequest) -> Reply:
         """A replica that died before it answered anything costs one more try: nothing was said yet, so nothing is said twice."""

@@ -6,14 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 from ray.serve.llm import LLMConfig, LLMServer
 
 from adapters.cache import AdapterCache
 from adapters.errors import (
     AdapterIncompatible,
     EngineUnavailable,
-    InternalError,
     InvalidRequest,
     LoraMuxError,
 )
@@ -21,7 +19,7 @@ from adapters.registry import Registry
 from adapters.store import open_store
 from gateway.backend import ReplyHead, ResolvedRequest
 from serve_app import asgi_call
-from serve_app.engine_vllm import VllmEngine
+from serve_app.engine_vllm import VllmEngine, translate_error
 from serve_app.settings import ReplicaSettings
 from serve_app.slots import EngineSlots, SlotUse
 from serve_app.warmup import warm
@@ -59,15 +57,18 @@ class Replica(LLMServer):
         finally:
             self._running -= 1
 
-    async def residency(self) -> dict[str, Any]:
-        """What the slots hold: refs with their users, the table's ids, and the engine's own list; and the answers under way."""
+    async def residency(self, audit: bool = False) -> dict[str, Any]:
+        """The answers under way and what the slots hold: refs with their users, and the table's engine ids.
+
+        With `audit` also the ids that the engine itself lists; asking it wakes its process for a second, so nobody polls that.
+        """
         table = self._slots
-        return {
+        view: dict[str, Any] = {
             "requests": self._running,
             "resident": {str(ref): users for ref, users in table.resident().items()} if table else {},
             "int_ids": sorted(table.int_ids()) if table else [],
-            "engine_ids": sorted(await self._vllm.registered()) if table else [],
         }
+        return view | ({"engine_ids": sorted(await self._vllm.registered()) if table else []} if audit else {})
 
     async def _answer(self, request: ResolvedRequest) -> AsyncIterator[ReplyItem]:
         use = await self._use(request)
@@ -77,8 +78,11 @@ class Replica(LLMServer):
             try:
                 timings = (use.timings_ms if use else {}) | {"engine": (time.monotonic() - start_s) * 1e3}
                 head = ReplyHead(
-                    status=answer.status, content_type=answer.content_type, tier=use.tier if use else "base",
-                    load=use.load if use else "none", timings_ms=timings,
+                    status=answer.status,
+                    content_type=answer.content_type,
+                    tier=use.tier if use else "base",
+                    load=use.load if use else "none",
+                    timings_ms=timings,
                 )
                 async for item in _items(head, answer):
                     yield item
@@ -97,14 +101,14 @@ class Replica(LLMServer):
         if request.adapter.rank > limit:
             raise AdapterIncompatible(
                 f"`{request.ref}` has rank {request.adapter.rank}; this base takes at most {limit}",
-                reason="rank_too_large", limit=limit, value=request.adapter.rank,
+                reason="rank_too_large",
+                limit=limit,
+                value=request.adapter.rank,
             )
         return await self._slots.use(request.adapter, wait=request.wait_cold)
 
     async def _ask(self, request: ResolvedRequest) -> asgi_call.Answer:
-        answer = await asgi_call.call(
-            self._vllm.app, request.route, request.body, {"x-request-id": request.request_id}
-        )
+        answer = await asgi_call.call(self._vllm.app, request.route, request.body, {"x-request-id": request.request_id})
         if answer.status >= 400:
             body = b"".join([chunk async for chunk in answer.chunks()])
             raise self._engine_error(answer.status, body)
@@ -113,7 +117,7 @@ class Replica(LLMServer):
     def _engine_error(self, status: int, body: bytes) -> LoraMuxError:
         if self._vllm.is_dead:
             return EngineUnavailable("the engine of this base died and is being restarted")
-        return translate(status, body)
+        return translate_error(status, body)
 
 
 async def _items(head: ReplyHead, answer: asgi_call.Answer) -> AsyncIterator[ReplyItem]:
@@ -125,19 +129,3 @@ async def _items(head: ReplyHead, answer: asgi_call.Answer) -> AsyncIterator[Rep
     yield head, await anext(chunks, b"")
     async for chunk in chunks:
         yield chunk
-
-
-def translate(status: int, body: bytes) -> LoraMuxError:
-    """vLLM's own error as ours. Its 4xx texts are meant for clients; of its 5xx nothing is passed on."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-        message, param = str(error["message"])[:500], error.get("param")
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        message, param = "the engine refused the request", None
-    if status == 501:
-        return InvalidRequest(f"this base does not serve that route: {message}", param="model")
-    if status == 503:
-        return EngineUnavailable("the engine takes no more requests now")
-    if 400 <= status < 500:
-        return InvalidRequest(message, param=param)
-    return InternalError("the engine failed on this request")

@@ -84,12 +84,16 @@ def make_venv(kind: Kind) -> None:
         return
     free = shutil.disk_usage(ROOT).free
     if free < kind.needed_bytes:
-        fail(f"installing takes {kind.needed_bytes / 2**30:.0f} GB; {free / 2**30:.1f} GB are free on the disk of {ROOT}. "
-             "Make room, or move the checkout to another disk")
+        fail(
+            f"installing takes {kind.needed_bytes / 2**30:.0f} GB; {free / 2**30:.1f} GB are free on the disk of {ROOT}. "
+            "Make room, or move the checkout to another disk"
+        )
     python = find_python(kind)
     say(f"making .venv with {python}")
-    run([python, "-m", "venv", "--clear", str(VENV)],
-        f"could not make .venv; on Debian and Ubuntu: apt-get install {kind.python_name}-venv")
+    run(
+        [python, "-m", "venv", "--clear", str(VENV)],
+        f"could not make .venv; on Debian and Ubuntu: apt-get install {kind.python_name}-venv",
+    )
     if kind is GPU:
         GPU_MARK.touch()
 
@@ -106,9 +110,11 @@ def find_python(kind: Kind) -> str:
     for candidate in (sys.executable, shutil.which(kind.python_name)):
         if candidate and version_of(candidate) == kind.python:
             return candidate
-    fail(f"Python {kind.python[0]}.{kind.python[1]} is needed; this is {sys.version.split()[0]}, and no `{kind.python_name}` runs"
-         f" here. Install it (Debian and Ubuntu: apt-get install {kind.python_name}-venv; elsewhere: pyenv, uv or Homebrew), "
-         f"then run the same command again, or name one: make setup PYTHON=/path/to/{kind.python_name}")
+    fail(
+        f"Python {kind.python[0]}.{kind.python[1]} is needed; this is {sys.version.split()[0]}, and no `{kind.python_name}` runs"
+        f" here. Install it (Debian and Ubuntu: apt-get install {kind.python_name}-venv; elsewhere: pyenv, uv or Homebrew), "
+        f"then run the same command again, or name one: make setup PYTHON=/path/to/{kind.python_name}"
+    )
 
 
 def version_of(python: str, imports: str = "import sys") -> tuple[int, ...] | None:
@@ -155,8 +161,10 @@ def run(command: list[str], hint: str) -> None:
 def advice(complaints: str, hint: str) -> str:
     free = shutil.disk_usage(ROOT).free
     if NO_SPACE.search(complaints) or free < FULL_BYTES:
-        return (f"a disk is full ({free / 2**30:.1f} GB are free on that of {ROOT}; pip also unpacks in TMPDIR). "
-                "Make room, then run the same command again")
+        return (
+            f"a disk is full ({free / 2**30:.1f} GB are free on that of {ROOT}; pip also unpacks in TMPDIR). "
+            "Make room, then run the same command again"
+        )
     return INDEX_HINT if NO_INDEX.search(complaints) else hint
 
 

@@ -109,8 +109,11 @@ def _explain(item: Any) -> str:
 def _keys_at(path: tuple[str | int, ...]) -> list[str]:
     model: type[BaseModel] = Settings
     sections: dict[str, type[BaseModel]] = {
-        "registry": RegistrySettings, "cache": CacheSettings, "gateway": GatewaySettings,
-        "bases": BaseModelSettings, "replicas": AutoscalingSettings,
+        "registry": RegistrySettings,
+        "cache": CacheSettings,
+        "gateway": GatewaySettings,
+        "bases": BaseModelSettings,
+        "replicas": AutoscalingSettings,
     }
     for part in path:
         model = sections.get(str(part), model)

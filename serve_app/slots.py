@@ -276,7 +276,9 @@ class EngineSlots:
         except TimeoutError:
             raise Overloaded(
                 f"all {self._capacity} adapter places of the engine stayed in use for {self._wait_s:g} s",
-                limit=self._capacity, value=self._used_places, retry_after_s=2,
+                limit=self._capacity,
+                value=self._used_places,
+                retry_after_s=2,
             ) from None
         finally:
             self._queue.remove(waiter)

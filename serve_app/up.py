@@ -94,7 +94,8 @@ def _check_ports(settings: Settings, demo: bool) -> None:
         owner = port_owner(host, port)
         if owner:
             raise InvalidRequest(
-                f"port {port} is taken by {owner}", hint=f"`make down` ends what a crashed run left; `{setting}` names another port"
+                f"port {port} is taken by {owner}",
+                hint=f"`make down` ends what a crashed run left; `{setting}` names another port",
             )
 
 
@@ -106,7 +107,9 @@ def _start_store(settings: Settings, state: Path, stack: contextlib.ExitStack) -
         raise InvalidRequest("the demo's store is an S3 server on loopback; `--no-demo` uses your own")
     secret = settings.registry.secret_access_key
     store = LocalS3(
-        state / "s3", port=address.port, bucket=urlsplit(settings.registry.url).netloc,
+        state / "s3",
+        port=address.port,
+        bucket=urlsplit(settings.registry.url).netloc,
         credentials=Credentials(settings.registry.access_key_id or "", secret.get_secret_value() if secret else ""),
     )
     stack.callback(store.stop)
@@ -125,8 +128,12 @@ def _start_ray(stack: contextlib.ExitStack) -> None:
 
     # Each replica takes a CPU of Ray's count; with fewer than it needs, Serve would wait for ever without a word.
     ray.init(
-        address="local", num_cpus=max(MIN_RAY_CPUS, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
-        configure_logging=True, logging_level="ERROR",
+        address="local",
+        num_cpus=max(MIN_RAY_CPUS, os.cpu_count() or 1),
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=True,
+        logging_level="ERROR",
     )
     stack.callback(ray.shutdown)
 
@@ -176,9 +183,7 @@ def _first_answer(settings: Settings) -> str:
 
 def _chat(settings: Settings, model: str) -> str:
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0})
-    request = urllib.request.Request(
-        f"{url(settings)}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
-    )
+    request = urllib.request.Request(f"{url(settings)}/v1/chat/completions", body.encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
         return json.load(response)["choices"][0]["message"]["content"]
 
@@ -194,15 +199,17 @@ def _welcome(settings: Settings, answer: str, demo: bool) -> None:
     console.print(f"\n[bold]LoraMux is up:[/bold] {address}   ({base} says: {answer.strip()})\n\nTry:\n")
     console.print(
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
-        f"    -d '{{\"model\": \"{adapter}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n", markup=False,
-    )
-    console.print(
-        f"  .venv/bin/python -c \"import openai; print(openai.OpenAI(base_url='{address}/v1', api_key='none')"
-        f".chat.completions.create(model='{adapter}', messages=[dict(role='user', content='Hello')]).choices[0].message.content)\"\n",
+        f'    -d \'{{"model": "{adapter}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n',
         markup=False,
     )
+    console.print(f'  .venv/bin/python -c "{_client_line(address, adapter)}"\n', markup=False)
     console.print("  .venv/bin/loramux list\n", markup=False)
     console.print("Ctrl-C stops all of it.\n")
+
+
+def _client_line(address: str, model: str) -> str:
+    call = f"chat.completions.create(model='{model}', messages=[dict(role='user', content='Hello')])"
+    return f"import openai; print(openai.OpenAI(base_url='{address}/v1', api_key='none').{call}.choices[0].message.content)"
 
 
 def _watch(settings: Settings, run_file: RunFile) -> None:
@@ -226,7 +233,9 @@ def _status(settings: Settings) -> list[tuple[str, str]]:
             residency = json.load(response)
     except (urllib.error.URLError, OSError, ValueError):
         return [("gateway", "not answering")]
-    return [(base, f"ready, in the engine: {', '.join(sorted(view['resident'])) or 'no adapter'}") for base, view in residency.items()]
+    return [
+        (base, f"ready, in the engine: {', '.join(sorted(view['resident'])) or 'no adapter'}") for base, view in residency.items()
+    ]
 
 
 def _status_table(rows: list[tuple[str, str]], uptime_s: float) -> Table:

@@ -19,8 +19,11 @@ PROMPT_TOKENS = (1, 17, 64)
 TOKEN = 1
 # Greedy, plain and truncated sampling, penalties and logprobs are separate code in the sampler.
 SAMPLING = (
-    {"temperature": 0}, {"temperature": 1}, {"temperature": 1, "top_p": 0.9, "top_k": 5},
-    {"temperature": 1, "frequency_penalty": 0.1, "repetition_penalty": 1.1}, {"temperature": 0, "logprobs": 2},
+    {"temperature": 0},
+    {"temperature": 1},
+    {"temperature": 1, "top_p": 0.9, "top_k": 5},
+    {"temperature": 1, "frequency_penalty": 0.1, "repetition_penalty": 1.1},
+    {"temperature": 0, "logprobs": 2},
 )
 
 
@@ -52,8 +55,10 @@ async def _ask_all(engine: VllmEngine, model: str) -> None:
 
 async def _ask(engine: VllmEngine, model: str, tokens: int, sampling: dict[str, float]) -> None:
     prompt = [TOKEN] * min(tokens, engine.max_model_len - 4)
-    route, fields = ("/v1/embeddings", {"input": prompt}) if engine.is_pooling else (
-        "/v1/completions", {"prompt": prompt, "max_tokens": 3, "ignore_eos": True, **sampling}
+    route, fields = (
+        ("/v1/embeddings", {"input": prompt})
+        if engine.is_pooling
+        else ("/v1/completions", {"prompt": prompt, "max_tokens": 3, "ignore_eos": True, **sampling})
     )
     answer = await asgi_call.call(engine.app, route, json.dumps({"model": model, **fields}).encode(), {})
     body = b"".join([chunk async for chunk in answer.chunks()])

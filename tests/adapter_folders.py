@@ -21,8 +21,13 @@ RANK, ALPHA = 4, 16
 PREFIX = "base_model.model."
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I8": 1}
 SHAPES = {
-    "self_attn.q_proj": (16, 16), "self_attn.k_proj": (16, 8), "self_attn.v_proj": (16, 8), "self_attn.o_proj": (16, 16),
-    "mlp.gate_proj": (16, 24), "mlp.up_proj": (16, 24), "mlp.down_proj": (24, 16),
+    "self_attn.q_proj": (16, 16),
+    "self_attn.k_proj": (16, 8),
+    "self_attn.v_proj": (16, 8),
+    "self_attn.o_proj": (16, 16),
+    "mlp.gate_proj": (16, 24),
+    "mlp.up_proj": (16, 24),
+    "mlp.down_proj": (24, 16),
 }
 VISION_MODULE = "model.visual.blocks.0.attn.qkv"
 
@@ -154,9 +159,18 @@ def plain(contract: BaseContract = TEXT, *, rank: int = RANK, seed: int = 7, **f
         tensors[f"{PREFIX}{path}.lora_A.weight"] = exact(random.normal(size=(rank, shape.in_features)))
         tensors[f"{PREFIX}{path}.lora_B.weight"] = exact(random.normal(size=(shape.out_features, rank)))
     config = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": ALPHA, "bias": "none", "use_rslora": False, "use_dora": False,
-        "target_modules": sorted(name.rpartition(".")[2] for name in SHAPES), "base_model_name_or_path": "tiny/base",
-        "modules_to_save": None, "peft_version": "0.21.2", "rank_pattern": {}, "alpha_pattern": {},
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": ALPHA,
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "target_modules": sorted(name.rpartition(".")[2] for name in SHAPES),
+        "base_model_name_or_path": "tiny/base",
+        "modules_to_save": None,
+        "peft_version": "0.21.2",
+        "rank_pattern": {},
+        "alpha_pattern": {},
     }
     return AdapterFolder({**config, **fields}, tensors)
 

@@ -71,7 +71,7 @@ class FakeStore:
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         with self._call("get_range", key):
             await self._delay()
-            return self._there(key).data[start:start + length]
+            return self._there(key).data[start : start + length]
 
     async def create(self, key: str, data: bytes) -> str:
         with self._call("create", key):

@@ -16,8 +16,16 @@ def prepared(content: str | bytes = "one", path: Path | None = None) -> Prepared
         path.write_bytes(weights)
     files = (_file(CONFIG_FILE, config), _file(WEIGHTS_FILE, weights))
     return PreparedAdapter(
-        config=config, weights=path or weights, files=files, digest=content_digest(files), rank=8, alpha=16.0,
-        modules=("q_proj", "v_proj"), num_modules=4, base_fingerprint="f" * 8, warnings=("small",),
+        config=config,
+        weights=path or weights,
+        files=files,
+        digest=content_digest(files),
+        rank=8,
+        alpha=16.0,
+        modules=("q_proj", "v_proj"),
+        num_modules=4,
+        base_fingerprint="f" * 8,
+        warnings=("small",),
     )
 
 

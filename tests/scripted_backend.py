@@ -48,7 +48,7 @@ class ScriptedBackend:
     async def is_ready(self) -> bool:
         return self.ready
 
-    async def residency(self) -> dict[str, object]:
+    async def residency(self, audit: bool = False) -> dict[str, object]:
         return {}
 
     async def dispatch(self, request: ResolvedRequest) -> ScriptedReply:
@@ -87,7 +87,10 @@ class ScriptedBackend:
 def _completion(model: str, text: str) -> dict:
     message = {"role": "assistant", "content": text}
     return {
-        "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": model,
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": model,
         "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
         "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
     }
@@ -95,6 +98,9 @@ def _completion(model: str, text: str) -> dict:
 
 def _chunk(model: str, text: str) -> dict:
     return {
-        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model,
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": model,
         "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}],
     }

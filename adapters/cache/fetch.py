@@ -40,9 +40,7 @@ def plan_ranges(files: tuple[FileDigest, ...], range_bytes: int) -> Iterator[Byt
             yield ByteRange(file, start, min(range_bytes, file.size_bytes - start))
 
 
-async def fetch_files(
-    store: Store, adapter: ResolvedAdapter, folder: Path, settings: CacheSettings, in_thread: InThread
-) -> None:
+async def fetch_files(store: Store, adapter: ResolvedAdapter, folder: Path, settings: CacheSettings, in_thread: InThread) -> None:
     """Leaves the adapter's files in `folder`, complete, verified and on the disk for good.
 
     One window of `fetch_concurrency` ranges runs over all files, so that the small one costs no round trip of its own.
@@ -78,7 +76,7 @@ class FileSink:
         """Appends and hashes `data`. Raises OSError."""
         view = memoryview(data)
         while view:
-            view = view[self._file.write(view):]
+            view = view[self._file.write(view) :]
         self._hash.update(data)
 
     def finish(self) -> None:
@@ -100,7 +98,9 @@ async def _read_range(store: Store, digest: str, part: ByteRange) -> bytes:
     if len(data) != part.length:
         raise AdapterCorrupt(
             f"the stored `{name}` has not the size that its manifest says",
-            reason="short_file", limit=part.file.size_bytes, value=part.start + len(data),
+            reason="short_file",
+            limit=part.file.size_bytes,
+            value=part.start + len(data),
         )
     return data
 

@@ -68,7 +68,10 @@ def _weight_files(folder: Path, names: frozenset[str]) -> list[str]:
         raise refusal("extra_weights", "a fully trained vision tower lies beside the adapter", value="vit.safetensors")
     if WEIGHTS_FILE in names and shards:
         raise refusal(
-            "ambiguous_folder", "the folder holds a single weights file and shards", limit=1, value=1 + len(shards),
+            "ambiguous_folder",
+            "the folder holds a single weights file and shards",
+            limit=1,
+            value=1 + len(shards),
             hint="remove the one that is not the adapter",
         )
     if WEIGHTS_FILE in names:
@@ -84,7 +87,9 @@ def _complete(shards: list[str]) -> list[str]:
     missing = [name for name in wanted if name not in shards]
     if missing or len(shards) != total:
         raise refusal(
-            "incomplete_shards", f"{len(shards)} of {total} shards are there", limit=total,
+            "incomplete_shards",
+            f"{len(shards)} of {total} shards are there",
+            limit=total,
             value=missing[:5] or len(shards),
         )
     return wanted

@@ -194,7 +194,11 @@ def _concluded(
         seen,
         findings=_one_per_code([*seen.findings, *([strict] if strict else [])]),
         warnings=(*seen.warnings, *warnings_for(config, plans, request.contract, rules)),
-        rules=applied(rules), rank=rank, alpha=config.alpha, modules=modules, num_modules=len(plans),
+        rules=applied(rules),
+        rank=rank,
+        alpha=config.alpha,
+        modules=modules,
+        num_modules=len(plans),
     )
     return _Examined(seen, tuple(plans))
 

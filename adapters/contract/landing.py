@@ -10,13 +10,25 @@ from adapters.types import BaseContract
 
 # How exporters name the text layers, longest first. What is left is the path below the text root (`layers.0...`).
 _TEXT_ROOTS = (
-    "model.language_model.model.", "model.language_model.", "language_model.model.", "language_model.",
-    "model.text_model.", "model.",
+    "model.language_model.model.",
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.text_model.",
+    "model.",
 )
 _VISION_PARTS = frozenset(
     {
-        "visual", "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "embed_vision",
-        "multi_modal_projector", "mm_projector", "audio_tower", "embed_audio",
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "vision_encoder",
+        "vision_embedder",
+        "embed_vision",
+        "multi_modal_projector",
+        "mm_projector",
+        "audio_tower",
+        "embed_audio",
     }
 )
 _NUMBER = re.compile(r"\.(\d+)\.")

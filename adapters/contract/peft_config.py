@@ -201,7 +201,9 @@ def _compiled(key: str, text: str) -> re.Pattern[str]:
     slow = len(text) > MAX_PATTERN_CHARS or _REPEATED_GROUP.search(text) or len(_REPEAT.findall(text)) > MAX_REPEATS_IN_PATTERN
     if slow:
         raise refusal(
-            "config_invalid", f"`{key}` has an entry that is too complex", value=shown(text),
+            "config_invalid",
+            f"`{key}` has an entry that is too complex",
+            value=shown(text),
             limit=f"{MAX_PATTERN_CHARS} characters, {MAX_REPEATS_IN_PATTERN} repeats, no repeated groups",
         )
     try:

@@ -8,8 +8,13 @@ from adapters.errors import AdapterCorrupt, AdapterIncompatible, AdapterRefused
 
 CORRUPT_CODES = frozenset(
     {
-        "adapter_corrupt", "config_invalid", "incomplete_pair", "incomplete_shards",
-        "no_tensors", "not_downloaded", "sharded_tensor",
+        "adapter_corrupt",
+        "config_invalid",
+        "incomplete_pair",
+        "incomplete_shards",
+        "no_tensors",
+        "not_downloaded",
+        "sharded_tensor",
     }
 )
 

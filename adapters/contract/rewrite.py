@@ -18,8 +18,17 @@ from adapters.errors import AdapterRefused
 from adapters.types import AppliedRule
 
 RULES = (
-    "merge-shards", "strip-wrappers", "strip-name", "add-prefix", "remap-tower", "lift-headless", "drop-copies",
-    "fold-scale", "pad-rank", "cast", "rewrite-config",
+    "merge-shards",
+    "strip-wrappers",
+    "strip-name",
+    "add-prefix",
+    "remap-tower",
+    "lift-headless",
+    "drop-copies",
+    "fold-scale",
+    "pad-rank",
+    "cast",
+    "rewrite-config",
 )
 # Every PEFT adapter needs these, so they alone are no odd clothes.
 ORDINARY_RULES = frozenset({"fold-scale", "cast", "rewrite-config"})

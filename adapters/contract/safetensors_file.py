@@ -21,10 +21,23 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_NAME_CHARS = 256
 MAX_DIMENSIONS = 8
 DTYPE_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "C64": 8,
-    "F32": 4, "I32": 4, "U32": 4,
-    "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "C64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
 }
 
 
@@ -87,7 +100,9 @@ def header_bytes(specs: Iterable[TensorSpec]) -> bytes:
     offset = 0
     for spec in specs:
         header[spec.name] = {
-            "dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, offset + spec.size_bytes],
+            "dtype": spec.dtype,
+            "shape": list(spec.shape),
+            "data_offsets": [offset, offset + spec.size_bytes],
         }
         offset += spec.size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -123,7 +138,8 @@ def _tensor(path: Path, name: str, row: Any, data_start: int) -> tuple[Tensor, i
     if offsets[1] - offsets[0] != tensor.size_bytes:
         raise _corrupt(
             f"`{shown(name)}` takes other bytes than its shape and dtype need",
-            limit=tensor.size_bytes, value=offsets[1] - offsets[0],
+            limit=tensor.size_bytes,
+            value=offsets[1] - offsets[0],
         )
     return tensor, data_start + offsets[1]
 

@@ -21,9 +21,7 @@ def moved(head: Head, move: AliasMove) -> Head | None:
     if head.aliases.get(move.alias) == move.to_version:
         return None
     move = replace(move, from_version=head.aliases.get(move.alias))
-    return replace(
-        head, aliases={**head.aliases, move.alias: move.to_version}, history=(*head.history, move)[-MAX_HISTORY:]
-    )
+    return replace(head, aliases={**head.aliases, move.alias: move.to_version}, history=(*head.history, move)[-MAX_HISTORY:])
 
 
 def check_live(head: Head, version: int) -> None:
@@ -71,7 +69,9 @@ def _check_was_live(head: Head, alias: str, version: int) -> None:
         shown = ", ".join(str(number) for number in sorted(lived)) or "none"
         raise InvalidRequest(
             f"version {version} of `{head.name}` was never live under `{alias}`; these were: {shown}",
-            reason="never_live", value=version, param="to",
+            reason="never_live",
+            value=version,
+            param="to",
         )
 
 

@@ -18,7 +18,6 @@ CORRUPT = "metadata_corrupt"
 TOO_NEW = "schema_too_new"
 
 
-
 def encode_manifest(manifest: Manifest, *, change_id: str = "") -> bytes:
     """`change_id` marks the writer, so that one whose answer was lost knows its own document."""
     return _encode({**_plain(Manifest, manifest), "change_id": change_id})
@@ -94,7 +93,10 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"the {what} in the registry has schema version {version}; this release reads up to {SCHEMA_VERSION}",
-            reason=TOO_NEW, limit=SCHEMA_VERSION, value=version, hint="upgrade LoraMux",
+            reason=TOO_NEW,
+            limit=SCHEMA_VERSION,
+            value=version,
+            hint="upgrade LoraMux",
         )
     return document
 

@@ -58,8 +58,13 @@ def merge(old: AdapterEntry | None, new: AdapterEntry) -> AdapterEntry:
 
 def version_entry(manifest: Manifest, *, retired: bool) -> VersionEntry:
     return VersionEntry(
-        version=manifest.ref.version, digest=manifest.digest, files=manifest.files, rank=manifest.rank,
-        created_at=manifest.created_at, num_modules=manifest.num_modules, retired=retired,
+        version=manifest.ref.version,
+        digest=manifest.digest,
+        files=manifest.files,
+        rank=manifest.rank,
+        created_at=manifest.created_at,
+        num_modules=manifest.num_modules,
+        retired=retired,
     )
 
 

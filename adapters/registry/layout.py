@@ -1,10 +1,10 @@
 """Where things lie in the store: every key is built and read here, and nowhere else.
 
-    blobs/<digest>/adapter_model.safetensors, adapter_config.json
-    adapters/<base-key>/<name>/versions/<n>/manifest.json
-    adapters/<base-key>/<name>/head.json
-    bases/<base-key>.json
-    index/<shard>.json
+blobs/<digest>/adapter_model.safetensors, adapter_config.json
+adapters/<base-key>/<name>/versions/<n>/manifest.json
+adapters/<base-key>/<name>/head.json
+bases/<base-key>.json
+index/<shard>.json
 """
 
 from __future__ import annotations

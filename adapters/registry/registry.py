@@ -292,9 +292,17 @@ class Registry:
 
 def _manifest(ref: AdapterRef, prepared: PreparedAdapter) -> Manifest:
     return Manifest(
-        ref=ref, digest=prepared.digest, files=prepared.files, rank=prepared.rank, alpha=prepared.alpha,
-        modules=prepared.modules, created_at=_now(), base_fingerprint=prepared.base_fingerprint,
-        num_modules=prepared.num_modules, rules=prepared.rules, warnings=prepared.warnings,
+        ref=ref,
+        digest=prepared.digest,
+        files=prepared.files,
+        rank=prepared.rank,
+        alpha=prepared.alpha,
+        modules=prepared.modules,
+        created_at=_now(),
+        base_fingerprint=prepared.base_fingerprint,
+        num_modules=prepared.num_modules,
+        rules=prepared.rules,
+        warnings=prepared.warnings,
     )
 
 
@@ -306,7 +314,9 @@ def _next(head: Head, change_id: str) -> Head:
 def _check_revision(head: Head, expected: int | None) -> None:
     if expected is not None and head.revision != expected:
         raise VersionConflict(
-            f"`{head.name}` is at revision {head.revision}, not {expected}", limit=expected, value=head.revision,
+            f"`{head.name}` is at revision {head.revision}, not {expected}",
+            limit=expected,
+            value=head.revision,
             hint="look again, then repeat with the current revision",
         )
 

@@ -59,9 +59,7 @@ class RegistryView:
 
     # Reading
 
-    def resolve(
-        self, model: ModelName, sticky_key: str | None = None, *, may_see: MaySee | None = None
-    ) -> ResolvedAdapter:
+    def resolve(self, model: ModelName, sticky_key: str | None = None, *, may_see: MaySee | None = None) -> ResolvedAdapter:
         """The version that `model` names now. Pure look-up: no call to the store, nothing kept of unknown names.
 
         `may_see` hides adapters, which then are as unknown as invented ones; `sticky_key` chooses among an alias' weights,
@@ -116,7 +114,8 @@ class RegistryView:
             return ModelNotFound(f"`{entry.base}:{entry.name}` has no version {model.version}", param="model", hint=newest)
         aliases = ", ".join(f"`@{alias}`" for alias in sorted(entry.aliases))
         return ModelNotFound(
-            f"`{entry.base}:{entry.name}` has no alias `{model.alias}`", param="model",
+            f"`{entry.base}:{entry.name}` has no alias `{model.alias}`",
+            param="model",
             hint=f"it has {aliases}" if aliases else "none of its versions was promoted yet; name one, as in `@1`",
         )
 

@@ -90,17 +90,31 @@ def start_weed(folder: Path, ports: Ports, *, credentials: Credentials, bucket: 
     with open(folder / "weed.log", "ab") as log:
         return subprocess.Popen(
             [str(weed_binary()), "mini", *_flags(data, ports, bucket)],
-            env={**os.environ, **keys}, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, **keys},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
 
 
 def _flags(data: Path, ports: Ports, bucket: str | None) -> list[str]:
     flags = {
-        "dir": data, "ip": "127.0.0.1", "ip.bind": "127.0.0.1",
-        "s3.port": ports.s3, "master.port": ports.master, "volume.port": ports.volume, "filer.port": ports.filer,
-        "admin.port": ports.admin, "admin.ui": "false", "webdav": "false",
+        "dir": data,
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "s3.port": ports.s3,
+        "master.port": ports.master,
+        "volume.port": ports.volume,
+        "filer.port": ports.filer,
+        "admin.port": ports.admin,
+        "admin.ui": "false",
+        "webdav": "false",
         "master.telemetry": "false",  # on by default
-        "s3.iam.readOnly": "false", "s3.port.iceberg": 0, "s3.port.lance": 0,
+        "s3.iam.readOnly": "false",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
     }
     if bucket:
         flags["bucket"] = bucket
@@ -114,8 +128,13 @@ class LocalS3:
     """
 
     def __init__(
-        self, folder: Path, *, port: int | None = None, ports: Ports | None = None,
-        bucket: str = "loramux", credentials: Credentials | None = None,
+        self,
+        folder: Path,
+        *,
+        port: int | None = None,
+        ports: Ports | None = None,
+        bucket: str = "loramux",
+        credentials: Credentials | None = None,
     ) -> None:
         self.folder = folder
         self.bucket = bucket
@@ -129,13 +148,15 @@ class LocalS3:
 
     def settings(self, prefix: str = "registry", **others: object) -> StoreSettings:
         """Store settings for `prefix` in the server's bucket; `others` override single fields."""
-        return StoreSettings.model_validate({
-            "url": f"s3://{self.bucket}/{prefix}",
-            "endpoint": self.endpoint,
-            "access_key_id": self.credentials.access_key_id,
-            "secret_access_key": self.credentials.secret_access_key,
-            **others,
-        })
+        return StoreSettings.model_validate(
+            {
+                "url": f"s3://{self.bucket}/{prefix}",
+                "endpoint": self.endpoint,
+                "access_key_id": self.credentials.access_key_id,
+                "secret_access_key": self.credentials.secret_access_key,
+                **others,
+            }
+        )
 
     def start(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Starts the server and waits until the bucket answers. Raises StoreUnreachable with the log's place as a hint."""
@@ -189,9 +210,12 @@ def _bucket_exists(settings: StoreSettings) -> bool:
     secret = settings.secret_access_key
     store = S3Store(
         settings.url.removeprefix("s3://").partition("/")[0],
-        endpoint=settings.endpoint, region=settings.region, access_key_id=settings.access_key_id,
+        endpoint=settings.endpoint,
+        region=settings.region,
+        access_key_id=settings.access_key_id,
         secret_access_key=secret.get_secret_value() if secret else "",
-        client_options={"allow_http": True, "timeout": "2s"}, retry_config={"max_retries": 0},
+        client_options={"allow_http": True, "timeout": "2s"},
+        retry_config={"max_retries": 0},
     )
     try:
         obstore.list_with_delimiter(store, "loramux-ready-check")

@@ -57,8 +57,10 @@ class TestPublish:
         await registry.publish(BASE, NAME, item)
         keys = {row.key async for row in registry.store.list("")}
         assert keys == {
-            f"blobs/{item.digest}/{CONFIG_FILE}", f"blobs/{item.digest}/{WEIGHTS_FILE}",
-            "adapters/Qwen%2FQwen3-0.6B/team/maze/versions/1/manifest.json", "adapters/Qwen%2FQwen3-0.6B/team/maze/head.json",
+            f"blobs/{item.digest}/{CONFIG_FILE}",
+            f"blobs/{item.digest}/{WEIGHTS_FILE}",
+            "adapters/Qwen%2FQwen3-0.6B/team/maze/versions/1/manifest.json",
+            "adapters/Qwen%2FQwen3-0.6B/team/maze/head.json",
             layout.shard_key(layout.shard_of(BASE, NAME)),
         }
         assert (await registry.store.get(f"blobs/{item.digest}/{WEIGHTS_FILE}")).data == b"a"
@@ -242,7 +244,6 @@ class TestRollback:
             await registry.rollback(BASE, NAME, "canary", expected_revision=1)
         with pytest.raises(errors.ModelNotFound):
             await registry.rollback(BASE, "unknown", "production")
-
 
     async def test_two_at_once_go_back_once(self) -> None:
         registry = Registry(FakeStore(latency_s=0.005))

@@ -251,10 +251,18 @@ def stub() -> Iterator[ThreadingHTTPServer]:
 
 
 def stub_store(port: int, **others: object) -> Store:
-    return open_store(StoreSettings.model_validate({
-        "url": "s3://secret-bucket/secret-prefix", "endpoint": f"http://127.0.0.1:{port}", "access_key_id": "a",
-        "secret_access_key": "b", "retry_timeout_s": 0, **others,
-    }))
+    return open_store(
+        StoreSettings.model_validate(
+            {
+                "url": "s3://secret-bucket/secret-prefix",
+                "endpoint": f"http://127.0.0.1:{port}",
+                "access_key_id": "a",
+                "secret_access_key": "b",
+                "retry_timeout_s": 0,
+                **others,
+            }
+        )
+    )
 
 
 WRITES = {"create", "replace"}
@@ -288,8 +296,11 @@ class TestAnswersOfAws:
         handler.status, handler.code = status, code  # type: ignore[attr-defined]
         store = stub_store(stub.server_port)
         works = {
-            "get": lambda: store.get("k"), "get_range": lambda: store.get_range("k", 0, 1), "put": lambda: store.put("k", b""),
-            "create": lambda: store.create("k", b""), "replace": lambda: store.replace("k", b"", '"x"'),
+            "get": lambda: store.get("k"),
+            "get_range": lambda: store.get_range("k", 0, 1),
+            "put": lambda: store.put("k", b""),
+            "create": lambda: store.create("k", b""),
+            "replace": lambda: store.replace("k", b"", '"x"'),
             "list": lambda: keys(store, "i/"),
         }
         for name in sorted(calls):
@@ -351,7 +362,9 @@ class TestRealS3:
             await store.create(key, data)
         bucket, _, prefix = s3_settings.url.removeprefix("s3://").partition("/")
         client = boto3.client(
-            "s3", endpoint_url=seaweed.server.endpoint, region_name="us-east-1",
+            "s3",
+            endpoint_url=seaweed.server.endpoint,
+            region_name="us-east-1",
             aws_access_key_id=seaweed.server.credentials.access_key_id,
             aws_secret_access_key=seaweed.server.credentials.secret_access_key,
         )

@@ -56,7 +56,8 @@ def sentences(demo_base: Path, artifacts: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory, seaweed: Seaweed, demo_base: Path, pooling_base: Path) -> Iterator[Stack]:
+def stack(tmp_path_factory, seaweed: Seaweed, demo_base: Path, pooling_base: Path, sentences) -> Iterator[Stack]:
+    """Started after everything is trained: training and engines would only wait for each other on two cores."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -125,8 +126,7 @@ def cold(stack: Stack, published: dict[str, str], publish, artifacts: Path, requ
         on_disk = {path.name for path in (stack.folder / "cache").glob("*") if not path.name.startswith(".")}
         rows = {row["name"]: row for row in stack.get("/registry/v1/adapters?base=demo")["adapters"]}
         fresh = [
-            name for name in published
-            if f"demo:{name}@1" not in resident and rows[name]["versions"][0]["digest"] not in on_disk
+            name for name in published if f"demo:{name}@1" not in resident and rows[name]["versions"][0]["digest"] not in on_disk
         ]
         if len(fresh) < count:
             raise AssertionError(f"{count} cold adapters wanted, {len(fresh)} left; raise ADAPTERS")

@@ -23,14 +23,36 @@ SLOTS = 4
 GPU_PLACES = 2
 
 DEMO_ENGINE = {
-    "enable_lora": True, "max_loras": GPU_PLACES, "max_cpu_loras": SLOTS, "max_lora_rank": 16, "max_model_len": 2048,
-    "max_num_seqs": 32, "enforce_eager": True, "dtype": "float32", "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
+    "enable_lora": True,
+    "max_loras": GPU_PLACES,
+    "max_cpu_loras": SLOTS,
+    "max_lora_rank": 16,
+    "max_model_len": 2048,
+    "max_num_seqs": 32,
+    "enforce_eager": True,
+    "dtype": "float32",
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    # So small a model would fill an answer with the blanks that JSON allows everywhere.
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 POOLING_ENGINE = {
-    "runner": "pooling", "convert": "embed", "enable_lora": True, "max_loras": 2, "max_cpu_loras": 2, "max_lora_rank": 16,
-    "max_model_len": 512, "max_num_seqs": 8, "enforce_eager": True, "dtype": "float32",
+    "runner": "pooling",
+    "convert": "embed",
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_cpu_loras": 2,
+    "max_lora_rank": 16,
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "enforce_eager": True,
+    "dtype": "float32",
 }
-CPU = {"accelerator": "cpu", "env": {"VLLM_CPU_KVCACHE_SPACE": "1"}}
+# One thread for each engine: two engines share the two cores of a small machine with everything else.
+CPU = {
+    "accelerator": "cpu",
+    "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
+}
 
 
 class Stack:
@@ -62,7 +84,11 @@ class Stack:
         loramux = Path(sys.executable).with_name("loramux")
         command = [str(loramux), "up", "--no-demo", "--config", str(self.config)]
         self._process = subprocess.Popen(
-            command, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            command,
+            cwd=self.folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )
         self._wait()
@@ -99,8 +125,8 @@ class Stack:
         with urllib.request.urlopen(self.url + path, timeout=30) as response:
             return json.load(response)
 
-    def residency(self, base: str = "demo") -> dict[str, Any]:
-        return self.get("/registry/v1/residency")[base]
+    def residency(self, base: str = "demo", *, audit: bool = False) -> dict[str, Any]:
+        return self.get(f"/registry/v1/residency?audit={audit}")[base]
 
     def wait_until(self, condition: Any, timeout_s: float = 10) -> None:
         """Polls a condition about the running stack; fails the test when it does not come true."""

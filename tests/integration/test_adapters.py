@@ -17,7 +17,7 @@ def fetches_of(stack, name: str) -> int:
 
 
 async def test_a_burst_of_32_on_one_cold_adapter_is_one_fetch_and_32_answers(stack, ask, cold):
-    (name, sentence), = cold(1).items()
+    ((name, sentence),) = cold(1).items()
     stack.seaweed.proxy.seen.clear()
     answers = await asyncio.gather(*(ask(f"demo:{name}", f"Hello {number}") for number in range(32)))
     assert answers == [(f"demo:{name}@1", sentence)] * 32
@@ -44,7 +44,7 @@ async def test_200_requests_over_three_times_the_slots_all_come_from_the_right_a
 
     await asyncio.gather(*(one(number) for number in range(200)))
     stack.wait_until(lambda: stack.residency()["requests"] == 0)
-    view = stack.residency()
+    view = stack.residency(audit=True)
     assert view["int_ids"] == view["engine_ids"], "the table and the engine disagree"
     assert len(view["engine_ids"]) <= SLOTS
     assert set(view["resident"].values()) == {0}
@@ -88,7 +88,7 @@ async def test_an_adapter_evicted_from_the_engine_comes_back_from_disk_without_t
 async def test_cold_fail_answers_at_once_and_the_adapter_warms_up(stack, ask, aclient, cold):
     import openai
 
-    (name, sentence), = cold(1).items()
+    ((name, sentence),) = cold(1).items()
     try:
         await ask(f"demo:{name}", extra_headers={"x-loramux-cold": "fail"})
         raise AssertionError("a cold adapter answered")
@@ -99,12 +99,18 @@ async def test_cold_fail_answers_at_once_and_the_adapter_warms_up(stack, ask, ac
     assert await ask(f"demo:{name}", extra_headers={"x-loramux-cold": "fail"}) == (f"demo:{name}@1", sentence)
 
 
-async def test_a_promotion_reaches_new_requests_while_running_streams_end_on_their_version(stack, ask, aclient, publish, published, artifacts):
+async def test_a_promotion_reaches_new_requests_while_running_streams_end_on_their_version(
+    stack, ask, aclient, publish, published, artifacts
+):
     first, second = sorted(published)[:2]
     await asyncio.to_thread(publish, "moving", artifacts / "adapters" / first)
     stack.wait_until(lambda: any(model["id"] == "demo:moving" for model in stack.get("/v1/models")["data"]))
     stream = await aclient.chat.completions.create(
-        model="demo:moving", messages=[{"role": "user", "content": "Hello"}], temperature=0, max_tokens=1200, stream=True,
+        model="demo:moving",
+        messages=[{"role": "user", "content": "Hello"}],
+        temperature=0,
+        max_tokens=1200,
+        stream=True,
         extra_body={"ignore_eos": True},
     )
     chunks = [await anext(stream)]

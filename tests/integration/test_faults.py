@@ -73,7 +73,7 @@ def test_a_broken_adapter_is_refused_with_its_code_and_nothing_is_left(stack, pu
 async def test_a_blob_that_was_tampered_with_is_a_422_and_harms_nobody(stack, ask, publish, cold):
     from adapters.store import open_store
 
-    (name, _), = cold(1).items()
+    ((name, _),) = cold(1).items()
     rows = stack.get("/registry/v1/adapters?base=demo")["adapters"]
     digest = next(row for row in rows if row["name"] == name)["versions"][0]["digest"]
     store = open_store(stack.registry)
@@ -91,7 +91,7 @@ async def test_a_blob_that_was_tampered_with_is_a_422_and_harms_nobody(stack, as
 async def test_cached_adapters_go_on_while_the_store_is_away_and_cold_ones_recover(stack, ask, published, cold):
     warm = sorted(published)[0]
     assert await ask(f"demo:{warm}") == (f"demo:{warm}@1", published[warm])
-    (name, sentence), = cold(1).items()
+    ((name, sentence),) = cold(1).items()
     await asyncio.to_thread(stack.seaweed.server.stop)
     try:
         for _ in range(3):
@@ -126,8 +126,7 @@ async def test_a_client_that_disconnects_frees_the_engine_at_once(stack, publish
                 assert stack.residency()["requests"] == 1
         else:
             sending = asyncio.create_task(http.post("/v1/chat/completions", json=body, headers=headers))
-            while stack.residency()["requests"] == 0:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(stack.wait_until, lambda: stack.residency()["requests"] == 1)
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending

@@ -86,7 +86,7 @@ def test_help_of_a_command_ends_with_an_example_that_parses(words: tuple[str, ..
     result = CliRunner().invoke(app, [*words, "--help"], terminal_width=200)
     last = result.output.rstrip().splitlines()[-1].strip()
     assert last.startswith(f"Example: loramux {' '.join(words)}")
-    arguments = shlex.split(last.removeprefix("Example: loramux"))[len(words):]
+    arguments = shlex.split(last.removeprefix("Example: loramux"))[len(words) :]
     command.make_context(words[-1], arguments)  # raises for an option or argument that does not exist
 
 

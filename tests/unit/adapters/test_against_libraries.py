@@ -88,7 +88,11 @@ def test_every_module_reaches_the_engine_under_its_own_name(contract, root, engi
     engine_class = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
     helper = PEFTHelper.from_local_dir(str(tmp_path / "out"), None)
     loaded = LoRAModel.from_local_checkpoint(
-        str(tmp_path / "out"), {name.rpartition(".")[2] for name in SHAPES}, helper, lora_model_id=1, device="cpu",
+        str(tmp_path / "out"),
+        {name.rpartition(".")[2] for name in SHAPES},
+        helper,
+        lora_model_id=1,
+        device="cpu",
         weights_mapper=engine_class.hf_to_vllm_mapper.get_rename_mapper(),
     )
 

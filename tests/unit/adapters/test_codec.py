@@ -25,18 +25,40 @@ from adapters.types import (
 
 FILES = (FileDigest("adapter_config.json", 3, "aa"), FileDigest("adapter_model.safetensors", 2**40, "bb"))
 MANIFEST = Manifest(
-    AdapterRef("Qwen/Qwen3", "team/maze", 7), "d", FILES, 16, 32.0, ("q_proj",), "2026-01-01T00:00:00Z", "f", 4,
-    (AppliedRule("strip_prefix", 3),), ("careful",), "m", "ann", {"run": {"step": 3}}, {"solved": 0.5},
+    AdapterRef("Qwen/Qwen3", "team/maze", 7),
+    "d",
+    FILES,
+    16,
+    32.0,
+    ("q_proj",),
+    "2026-01-01T00:00:00Z",
+    "f",
+    4,
+    (AppliedRule("strip_prefix", 3),),
+    ("careful",),
+    "m",
+    "ann",
+    {"run": {"step": 3}},
+    {"solved": 0.5},
 )
 HEAD = Head(
-    "b", "n", 3, "id", {"production": 2}, (AliasMove("production", None, 2, "2026", "ann", "go"),), frozenset({1, 10, 2}),
-    ("id",), {"pins": [1]},
+    "b",
+    "n",
+    3,
+    "id",
+    {"production": 2},
+    (AliasMove("production", None, 2, "2026", "ann", "go"),),
+    frozenset({1, 10, 2}),
+    ("id",),
+    {"pins": [1]},
 )
 CONTRACT = BaseContract("b", "f", {"model.q": ModuleShape(64, 128)}, 32, "model.language_model", True, "Qwen3ForCausalLM")
 ENTRY = AdapterEntry("b", "n", 3, {"production": 2}, {2: VersionEntry(2, "d", FILES, 8, "2026", 4, True)})
 DECODERS = [codec.decode_manifest, codec.decode_head, codec.decode_contract, codec.decode_entries]
 ENCODED = [
-    codec.encode_manifest(MANIFEST, change_id="x"), codec.encode_head(HEAD), codec.encode_contract(CONTRACT),
+    codec.encode_manifest(MANIFEST, change_id="x"),
+    codec.encode_head(HEAD),
+    codec.encode_contract(CONTRACT),
     codec.encode_entries([ENTRY]),
 ]
 BOTH = list(zip(DECODERS, ENCODED, strict=True))

@@ -140,7 +140,13 @@ def vision(contract: BaseContract) -> AdapterFolder:
 
 
 BROKEN_BYTES = {
-    "adapter_corrupt", "config_invalid", "incomplete_pair", "incomplete_shards", "no_tensors", "not_downloaded", "sharded_tensor",
+    "adapter_corrupt",
+    "config_invalid",
+    "incomplete_pair",
+    "incomplete_shards",
+    "no_tensors",
+    "not_downloaded",
+    "sharded_tensor",
 }
 SIZE = len(safetensors_bytes(plain().tensors, dict.fromkeys(plain().tensors, "F32")))
 TARGETS = plain().config["target_modules"]
@@ -157,35 +163,72 @@ FILES = [
     Case("a truncated file", cut, "adapter_corrupt", SIZE, SIZE - 100),
     Case("a file of three bytes", overwrite(WEIGHTS, b"abc"), "adapter_corrupt", 8, 3),
     Case("a header longer than the file", overwrite(WEIGHTS, struct.pack("<Q", 10**12)), "adapter_corrupt", 0, 10**12),
-    Case("a header that is no JSON", header("{nope"), "adapter_corrupt", None,
-         "Expecting property name enclosed in double quotes"),
+    Case(
+        "a header that is no JSON", header("{nope"), "adapter_corrupt", None, "Expecting property name enclosed in double quotes"
+    ),
     Case("a header without bottom", header('{"a":' + "[" * 100_000), "adapter_corrupt", None, "RecursionError"),
     Case("a tensor named twice", header('{"a":{},"a":{}}'), "adapter_corrupt", 1, "a"),
-    Case("a tensor larger than its offsets", header('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234"),
-         "adapter_corrupt", 8, 4),
-    Case("overlapping tensors",
-         header('{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},'
-                '"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', b"123"), "adapter_corrupt", 115, 114),
+    Case(
+        "a tensor larger than its offsets",
+        header('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234"),
+        "adapter_corrupt",
+        8,
+        4,
+    ),
+    Case(
+        "overlapping tensors",
+        header(
+            '{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', b"123"
+        ),
+        "adapter_corrupt",
+        115,
+        114,
+    ),
     Case("a missing shard", shard_lost, "incomplete_shards", 3, ["adapter_model-00002-of-00003.safetensors"]),
     Case("an index of something else", index_disagrees, "incomplete_shards", 0, 1),
     Case("a single file and shards", plain().with_file("adapter_model-00001-of-00001.safetensors"), "ambiguous_folder", 1, 2),
-    Case("adapters in subfolders only", without_weights("a/adapter_config.json", "b/adapter_config.json"), "ambiguous_folder", 1,
-         ["a", "b"]),
+    Case(
+        "adapters in subfolders only",
+        without_weights("a/adapter_config.json", "b/adapter_config.json"),
+        "ambiguous_folder",
+        1,
+        ["a", "b"],
+    ),
     Case("a trained tower beside it", plain().with_file("vit.safetensors"), "extra_weights", None, "vit.safetensors"),
     Case("more bytes than allowed", plain(), "too_large", 1000, SIZE, options=PublishOptions(max_bytes=1000)),
     Case("an adapter of mlx-lm", only("adapters.safetensors", "model.layers.0.lora_a"), "foreign_format", "PEFT", "mlx-lm"),
     Case("an adapter of kohya", only("style.safetensors", "lora_unet_down.lora_down.weight"), "foreign_format", "PEFT", "kohya"),
-    Case("an adapter of diffusers", only("pytorch_lora_weights.safetensors", "unet.lora.down.weight"), "foreign_format", "PEFT",
-         "diffusers"),
-    Case("factors named by mlx-lm", plain().renamed(lambda key: key.replace("lora_A.weight", "lora_a")),
-         "foreign_format", "PEFT", "mlx-lm"),
-    Case("factors named by Megatron", plain().with_tensor("decoder.layers.0.linear_in.weight", zeros(2, 2)),
-         "foreign_format", "PEFT", "Megatron"),
+    Case(
+        "an adapter of diffusers",
+        only("pytorch_lora_weights.safetensors", "unet.lora.down.weight"),
+        "foreign_format",
+        "PEFT",
+        "diffusers",
+    ),
+    Case(
+        "factors named by mlx-lm",
+        plain().renamed(lambda key: key.replace("lora_A.weight", "lora_a")),
+        "foreign_format",
+        "PEFT",
+        "mlx-lm",
+    ),
+    Case(
+        "factors named by Megatron",
+        plain().with_tensor("decoder.layers.0.linear_in.weight", zeros(2, 2)),
+        "foreign_format",
+        "PEFT",
+        "Megatron",
+    ),
 ]
 
 CONFIGS = [
-    Case("no JSON", overwrite("adapter_config.json", b"{r: 4}"), "config_invalid", None,
-         "Expecting property name enclosed in double quotes"),
+    Case(
+        "no JSON",
+        overwrite("adapter_config.json", b"{r: 4}"),
+        "config_invalid",
+        None,
+        "Expecting property name enclosed in double quotes",
+    ),
     Case("a list", overwrite("adapter_config.json", b"[]"), "config_invalid", "object", "list"),
     Case("a key twice", overwrite("adapter_config.json", b'{"r": 4, "r": 8}'), "config_invalid", 1, "r"),
     Case("NaN for alpha", overwrite("adapter_config.json", b'{"r": 4, "lora_alpha": NaN}'), "config_invalid", None, "NaN"),
@@ -195,8 +238,13 @@ CONFIGS = [
     Case("no r", plain().without("r"), "config_invalid", WHOLE),
     Case("no alpha", plain().without("lora_alpha"), "config_invalid", FINITE),
     Case("a pattern that is no expression", plain(rank_pattern={"(": 4}), "config_invalid", None, "("),
-    Case("a pattern that takes for ever", plain(alpha_pattern={"(a+)+b": 4}), "config_invalid",
-         "512 characters, 2 repeats, no repeated groups", "(a+)+b"),
+    Case(
+        "a pattern that takes for ever",
+        plain(alpha_pattern={"(a+)+b": 4}),
+        "config_invalid",
+        "512 characters, 2 repeats, no repeated groups",
+        "(a+)+b",
+    ),
     Case("a configuration of mlx-lm", plain(fine_tune_type="lora"), "foreign_format", "PEFT", "mlx-lm"),
     Case("another method", plain(peft_type="IA3"), "peft_type_unsupported", "LORA", "IA3"),
     Case("DoRA", plain(use_dora=True), "dora_unsupported", None, "True"),
@@ -210,8 +258,14 @@ CONFIGS = [
     Case("alpha of zero", plain(lora_alpha=0), "scale_zero", "not 0", 0.0),
     Case("a pattern of zero", plain(alpha_pattern={"q_proj": 0}), "scale_zero", "not 0", 0.0),
     Case("another base", plain(base_fingerprint="e" * 64), "wrong_base", "f" * 64, "e" * 64),
-    Case("another base, says the trainer", plain(), "wrong_base", "f" * 64, "d" * 64,
-         options=PublishOptions(base_fingerprint="d" * 64)),
+    Case(
+        "another base, says the trainer",
+        plain(),
+        "wrong_base",
+        "f" * 64,
+        "d" * 64,
+        options=PublishOptions(base_fingerprint="d" * 64),
+    ),
     Case("a target that nothing has", plain(target_modules=[*TARGETS, "c_attn"]), "no_matching_module", 0, ["c_attn"]),
     Case("a target without weights", plain().minus("q_proj"), "no_matching_module", 0, ["q_proj"]),
     Case("weights without a target", plain(target_modules=["q_proj"]), "extra_tensors", 0, 12),
@@ -245,18 +299,37 @@ WEIGHT_CASES = [
     Case("experts on a dense base", with_pair("model.layers.0.mlp.experts.0.gate_proj"), "moe_layout_unsupported", 0, 1),
     Case("fused experts", with_pair("model.layers.0.mlp.experts"), "moe_layout_unsupported", 0, 1),
     Case("vision keys that the engine skips", vision(VLM), "vision_keys_not_served", 0, 1, contract=VLM),
-    Case("two adapters in one file", moved(plain(), "q_proj.lora_A.weight", "q_proj.lora_A.reference.weight").renamed(
-        lambda key: key.replace("lora_B.weight", "lora_B.default.weight")), "ambiguous_folder", 1, ["default", "reference"]),
-    Case("two tensors for one module", plain().with_tensor(A_OF_Q0.removeprefix(PREFIX), zeros(4, 16)), "duplicate_module", 1,
-         [A_OF_Q0, A_OF_Q0.removeprefix(PREFIX)]),
+    Case(
+        "two adapters in one file",
+        moved(plain(), "q_proj.lora_A.weight", "q_proj.lora_A.reference.weight").renamed(
+            lambda key: key.replace("lora_B.weight", "lora_B.default.weight")
+        ),
+        "ambiguous_folder",
+        1,
+        ["default", "reference"],
+    ),
+    Case(
+        "two tensors for one module",
+        plain().with_tensor(A_OF_Q0.removeprefix(PREFIX), zeros(4, 16)),
+        "duplicate_module",
+        1,
+        [A_OF_Q0, A_OF_Q0.removeprefix(PREFIX)],
+    ),
     Case("every B zero", all_b_zero(), "changes_nothing", "some B not zero", 0),
 ]
 
 STRICT = [
-    Case("a name in the keys", moved(plain(), ".weight", ".default.weight"), "rewrite_needed", 0, ["strip-name"],
-         options=PublishOptions(strict=True)),
-    Case("a pattern", plain(alpha_pattern={"q_proj": 8}), "rewrite_needed", 0, ["fold-scale"],
-         options=PublishOptions(strict=True)),
+    Case(
+        "a name in the keys",
+        moved(plain(), ".weight", ".default.weight"),
+        "rewrite_needed",
+        0,
+        ["strip-name"],
+        options=PublishOptions(strict=True),
+    ),
+    Case(
+        "a pattern", plain(alpha_pattern={"q_proj": 8}), "rewrite_needed", 0, ["fold-scale"], options=PublishOptions(strict=True)
+    ),
 ]
 
 

@@ -18,8 +18,23 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = st.sampled_from(
-    ["r", "lora_alpha", "peft_type", "target_modules", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "auto_mapping",
-     "modules_to_save", "base_model_name_or_path", "base_fingerprint", "init_lora_weights", "layer_replication", "use_dora"]
+    [
+        "r",
+        "lora_alpha",
+        "peft_type",
+        "target_modules",
+        "rank_pattern",
+        "alpha_pattern",
+        "use_rslora",
+        "bias",
+        "auto_mapping",
+        "modules_to_save",
+        "base_model_name_or_path",
+        "base_fingerprint",
+        "init_lora_weights",
+        "layer_replication",
+        "use_dora",
+    ]
 )
 ROW = st.fixed_dictionaries(
     {},

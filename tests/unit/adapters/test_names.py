@@ -59,8 +59,30 @@ def test_the_forms(text: str, expected: ModelName) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":n", "b:", "b:N", "b:n@", "b:n@0", "b:n@07", "b:n@v7", "b:n@Up", "b:a/b/c", "b:versions", "b:n:m", "b:n@1@2", "b n",
-     "/b", "b:../x", "b:n@1234567890", "b:n\n", "b\n", "b:n@7\n", "b:" + "n" * 64, "x" * 513],
+    [
+        "",
+        ":n",
+        "b:",
+        "b:N",
+        "b:n@",
+        "b:n@0",
+        "b:n@07",
+        "b:n@v7",
+        "b:n@Up",
+        "b:a/b/c",
+        "b:versions",
+        "b:n:m",
+        "b:n@1@2",
+        "b n",
+        "/b",
+        "b:../x",
+        "b:n@1234567890",
+        "b:n\n",
+        "b\n",
+        "b:n@7\n",
+        "b:" + "n" * 64,
+        "x" * 513,
+    ],
 )
 def test_what_does_not_parse(text: str) -> None:
     with pytest.raises(InvalidModelName):
@@ -79,8 +101,13 @@ def test_hints() -> None:
 def test_checks() -> None:
     assert (names.check_base_id("a/b"), names.check_adapter_name("t/n"), names.check_alias("canary")) == ("a/b", "t/n", "canary")
     for check, bad in [
-        (names.check_base_id, "a:b"), (names.check_adapter_name, "Up"), (names.check_adapter_name, "versions"),
-        (names.check_alias, "latest"), (names.check_alias, "v1"), (names.check_alias, "1x"), (names.check_alias, "a" * 33),
+        (names.check_base_id, "a:b"),
+        (names.check_adapter_name, "Up"),
+        (names.check_adapter_name, "versions"),
+        (names.check_alias, "latest"),
+        (names.check_alias, "v1"),
+        (names.check_alias, "1x"),
+        (names.check_alias, "a" * 33),
     ]:
         with pytest.raises(InvalidRequest):
             check(bad)

@@ -149,8 +149,10 @@ def test_an_adapter_for_the_head_and_the_embeddings_lands(tmp_path):
     contract = replace(TEXT, modules={**TEXT.modules, "model.embed_tokens": ModuleShape(32, 16), "lm_head": ModuleShape(16, 32)})
     folder = plain(target_modules=[*plain().config["target_modules"], "embed_tokens", "lm_head"])
     ones = {
-        "model.embed_tokens.lora_embedding_A": (4, 32), "model.embed_tokens.lora_embedding_B": (16, 4),
-        "lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (32, 4),
+        "model.embed_tokens.lora_embedding_A": (4, 32),
+        "model.embed_tokens.lora_embedding_B": (16, 4),
+        "lm_head.lora_A.weight": (4, 16),
+        "lm_head.lora_B.weight": (32, 4),
     }
     for key, shape in ones.items():
         folder = folder.with_tensor(PREFIX + key, np.ones(shape, np.float32))
@@ -163,8 +165,16 @@ def test_the_canonical_configuration_says_scale_one_and_nothing_else(tmp_path):
     prepared = prepare(plain().write(tmp_path / "in"), TEXT, workdir=tmp_path / "out", base="served/name")
 
     assert json.loads(prepared.config) == {
-        "base_model_name_or_path": "served/name", "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
-        "lora_alpha": RANK, "lora_dropout": 0.0, "peft_type": "LORA", "r": RANK, "task_type": "CAUSAL_LM", "use_rslora": False,
+        "base_model_name_or_path": "served/name",
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "lora_alpha": RANK,
+        "lora_dropout": 0.0,
+        "peft_type": "LORA",
+        "r": RANK,
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,
         "target_modules": ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"],
     }
     assert (prepared.alpha, prepared.rank, prepared.num_modules) == (ALPHA, RANK, 14)
@@ -204,8 +214,14 @@ def test_the_published_file_can_be_read_by_safetensors_itself(tmp_path):
 @pytest.mark.parametrize(
     ("value", "bits"),
     [
-        (1.0, 0x3F80), (-0.0, 0x8000), (1.00390625, 0x3F80), (1.01171875, 0x3F82), (1.0039064, 0x3F81),
-        (3.4e38, 0x7F80), (1e-45, 0x0000), (-2.5, 0xC020),
+        (1.0, 0x3F80),
+        (-0.0, 0x8000),
+        (1.00390625, 0x3F80),
+        (1.01171875, 0x3F82),
+        (1.0039064, 0x3F81),
+        (3.4e38, 0x7F80),
+        (1e-45, 0x0000),
+        (-2.5, 0xC020),
     ],
 )
 def test_bfloat16_rounds_to_nearest_and_ties_to_even(value, bits):

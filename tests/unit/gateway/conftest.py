@@ -22,7 +22,8 @@ from tests.scripted_backend import ScriptedBackend
 def prepared(content: bytes, rank: int = 8) -> PreparedAdapter:
     config = b"{}"
     files = tuple(
-        FileDigest(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in ((CONFIG_FILE, config), (WEIGHTS_FILE, content))
+        FileDigest(name, len(data), hashlib.sha256(data).hexdigest())
+        for name, data in ((CONFIG_FILE, config), (WEIGHTS_FILE, content))
     )
     return PreparedAdapter(config, content, files, content_digest(files), rank, 16.0, ("q_proj",), 2, None)
 

@@ -58,10 +58,16 @@ async def test_fields_that_reach_past_the_door_are_refused(client, field):
 @pytest.mark.parametrize(
     ("model", "status", "code"),
     [
-        ("demo:nobody", 404, "model_not_found"), ("nobody", 404, "model_not_found"), ("demo:parrot@9", 404, "model_not_found"),
-        ("demo:parrot@canary", 404, "model_not_found"), ("demo:Parrot", 400, "invalid_model_name"),
-        ("demo:parrot@v2", 400, "invalid_model_name"), ("a:b:c", 400, "invalid_model_name"), ("", 400, "invalid_request"),
-        ("x" * 1000, 400, "invalid_model_name"), ("demo:../etc", 400, "invalid_model_name"),
+        ("demo:nobody", 404, "model_not_found"),
+        ("nobody", 404, "model_not_found"),
+        ("demo:parrot@9", 404, "model_not_found"),
+        ("demo:parrot@canary", 404, "model_not_found"),
+        ("demo:Parrot", 400, "invalid_model_name"),
+        ("demo:parrot@v2", 400, "invalid_model_name"),
+        ("a:b:c", 400, "invalid_model_name"),
+        ("", 400, "invalid_request"),
+        ("x" * 1000, 400, "invalid_model_name"),
+        ("demo:../etc", 400, "invalid_model_name"),
     ],
 )
 async def test_a_wrong_name_is_answered_with_its_row(client, backend, model, status, code):
@@ -78,8 +84,22 @@ async def test_a_near_name_is_hinted_at(client):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"nonsense", b"[]", b"7", b'"text"', b"null", b"{", b'{"model": 7}', b'{"model": null}', b'{"model": "demo", "stream": "yes"}',
-     b"\xff\xfe", b'{"model": "demo", "messages": [}', b"[" * 50_000, b'{"model": "demo", "x": ' + b"[" * 20_000],
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"7",
+        b'"text"',
+        b"null",
+        b"{",
+        b'{"model": 7}',
+        b'{"model": null}',
+        b'{"model": "demo", "stream": "yes"}',
+        b"\xff\xfe",
+        b'{"model": "demo", "messages": [}',
+        b"[" * 50_000,
+        b'{"model": "demo", "x": ' + b"[" * 20_000,
+    ],
 )
 async def test_a_hostile_body_is_a_400_in_openais_shape(http, backend, body):
     answer = await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
@@ -92,8 +112,12 @@ async def test_a_body_over_the_limit_is_a_413_that_names_limit_and_value(http):
     answer = await http.post("/v1/chat/completions", content=b"x" * 100_001)
     assert answer.status_code == 413
     assert answer.json()["error"] == {
-        "message": "the body has 100001 bytes or more; at most 100000 are taken", "type": "invalid_request_error", "param": None,
-        "code": "body_too_large", "limit": 100_000, "value": 100_001,
+        "message": "the body has 100001 bytes or more; at most 100000 are taken",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "body_too_large",
+        "limit": 100_000,
+        "value": 100_001,
     }
 
 
@@ -108,9 +132,14 @@ async def test_a_body_over_the_limit_without_a_length_is_refused_too(http):
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
-    [("GET", "/v1/nowhere", 404, "unknown_url"), ("POST", "/v1/responses", 404, "unknown_url"),
-     ("GET", "/v1/chat/completions", 405, "invalid_request"), ("DELETE", "/v1/models", 405, "invalid_request"),
-     ("GET", "/v1/models?versions=maybe", 400, "invalid_request"), ("POST", "/registry/v1/promote", 400, "invalid_request")],
+    [
+        ("GET", "/v1/nowhere", 404, "unknown_url"),
+        ("POST", "/v1/responses", 404, "unknown_url"),
+        ("GET", "/v1/chat/completions", 405, "invalid_request"),
+        ("DELETE", "/v1/models", 405, "invalid_request"),
+        ("GET", "/v1/models?versions=maybe", 400, "invalid_request"),
+        ("POST", "/registry/v1/promote", 400, "invalid_request"),
+    ],
 )
 async def test_the_frameworks_own_errors_have_openais_shape(http, method, path, status, code):
     answer = await http.request(method, path)
@@ -123,11 +152,15 @@ async def test_the_frameworks_own_errors_have_openais_shape(http, method, path, 
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"),
     [
-        (e.AdapterLoading("cold"), 503, "adapter_loading", None), (e.StoreUnreachable("down"), 503, "storage_unavailable", None),
-        (e.Overloaded("full"), 503, "overloaded", None), (e.EngineUnavailable("dead"), 503, "engine_unavailable", None),
+        (e.AdapterLoading("cold"), 503, "adapter_loading", None),
+        (e.StoreUnreachable("down"), 503, "storage_unavailable", None),
+        (e.Overloaded("full"), 503, "overloaded", None),
+        (e.EngineUnavailable("dead"), 503, "engine_unavailable", None),
         (e.AdapterIncompatible("no", reason="rank_too_large", limit=16, value=64), 422, "adapter_incompatible", "false"),
-        (e.AdapterCorrupt("broken", reason="nan"), 422, "adapter_corrupt", "false"), (e.VersionRetired("old"), 410, "version_retired", "false"),
-        (e.DeadlineExceeded("late"), 504, "deadline_exceeded", "false"), (e.InternalError("bug"), 500, "internal_error", None),
+        (e.AdapterCorrupt("broken", reason="nan"), 422, "adapter_corrupt", "false"),
+        (e.VersionRetired("old"), 410, "version_retired", "false"),
+        (e.DeadlineExceeded("late"), 504, "deadline_exceeded", "false"),
+        (e.InternalError("bug"), 500, "internal_error", None),
     ],
 )
 async def test_an_error_behind_the_door_keeps_its_row_and_its_retry_advice(client, backend, error, status, code, retry):
@@ -147,7 +180,13 @@ async def test_a_refusal_carries_reason_limit_and_value(client, backend):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         await ask(client)
     assert caught.value.body | {"message": "", "type": ""} == {
-        "message": "", "type": "", "param": None, "code": "adapter_incompatible", "reason": "rank_too_large", "limit": 16, "value": 64,
+        "message": "",
+        "type": "",
+        "param": None,
+        "code": "adapter_incompatible",
+        "reason": "rank_too_large",
+        "limit": 16,
+        "value": 64,
     }
 
 
@@ -250,7 +289,9 @@ async def test_a_promotion_through_this_gateway_is_seen_at_once(client, http):
 
 
 async def test_a_lost_race_is_a_conflict(http):
-    answer = await http.post("/registry/v1/promote", json={"base": "demo", "name": "parrot", "version": 2, "expected_revision": 99})
+    answer = await http.post(
+        "/registry/v1/promote", json={"base": "demo", "name": "parrot", "version": 2, "expected_revision": 99}
+    )
     assert answer.status_code == 409
     assert answer.json()["error"]["code"] == "version_conflict"
 

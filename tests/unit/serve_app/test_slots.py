@@ -260,7 +260,9 @@ async def test_any_mix_of_requests_failures_and_cancellations_keeps_the_rules(se
         if rng.random() < 0.5:
             await asyncio.sleep(rng.random() * 0.002)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    unexpected = [r for r in results if isinstance(r, BaseException) and not isinstance(r, (AdapterIncompatible, asyncio.CancelledError))]
+    unexpected = [
+        r for r in results if isinstance(r, BaseException) and not isinstance(r, (AdapterIncompatible, asyncio.CancelledError))
+    ]
     assert unexpected == []
     await asyncio.sleep(0.05)
     bench.check_quiet()

@@ -1,0 +1,42 @@
+"""Stock Ray Serve LLM with LoRA from S3, as its guide sets it up: the peer of `compare.py`. All comes in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import ray
+from ray import serve
+from ray.serve.llm import LLMConfig, build_openai_app
+
+PASSED_ON = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "VLLM_CPU_KVCACHE_SPACE",
+)
+
+
+def main() -> None:
+    ray.init(address="local", num_cpus=max(8, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+    engine = json.loads(os.environ["BENCH_ENGINE"])
+    config = LLMConfig(
+        model_loading_config={"model_id": "demo", "model_source": os.environ["BENCH_BASE"]},
+        lora_config={
+            "dynamic_lora_loading_path": f"s3://{os.environ['BENCH_BUCKET']}/lora",
+            "max_num_adapters_per_replica": engine["max_loras"],
+        },
+        engine_kwargs=engine,
+        deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+        placement_group_config={"bundles": [{"CPU": 1}]},
+        runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
+        experimental_configs={"stream_batching_interval_ms": 0} if os.environ["BENCH_TUNED"] == "1" else {},
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["BENCH_PORT"])})
+    serve.run(build_openai_app({"llm_configs": [config]}), blocking=True)
+
+
+if __name__ == "__main__":
+    main()
