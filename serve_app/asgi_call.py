@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_BUFFERED_CHUNKS = 256
+GOODBYE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class Answer:
 
     status: int
     content_type: str
-    _queue: asyncio.Queue[bytes | None]
+    _exchange: _Exchange
     _task: asyncio.Task[None]
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -24,11 +25,12 @@ class Answer:
 
         Raises what the app raised.
         """
-        while (chunk := await self._queue.get()) is not None:
+        queue = self._exchange.queue
+        while (chunk := await queue.get()) is not None:
             parts = [chunk]
             ended = False
-            while not self._queue.empty() and not ended:
-                more = self._queue.get_nowait()
+            while not queue.empty() and not ended:
+                more = queue.get_nowait()
                 ended = more is None
                 parts.extend([more] if more is not None else [])
             yield b"".join(parts)
@@ -37,30 +39,43 @@ class Answer:
         await self._task
 
     async def aclose(self) -> None:
-        """Cancels the app's task, which ends its generators, and waits until it has gone."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        """Ends the app's work and waits until it has gone; harmless when it has ended."""
+        await _end(self._exchange, self._task)
 
 
 async def call(app: Any, path: str, body: bytes, headers: dict[str, str]) -> Answer:
-    """POSTs a JSON body. Returns when the first chunk of the answer is there; raises what the app raised before it."""
+    """POSTs a JSON body. Returns when the first chunk of the answer is there; raises what the app raised before it.
+
+    Cancelling the call ends the app's work.
+    """
     exchange = _Exchange(body)
     task = asyncio.ensure_future(exchange.run(app, path, headers))
     try:
         await exchange.begun.wait()
     except asyncio.CancelledError:
-        task.cancel()
+        await _end(exchange, task)
         raise
     if exchange.start is None:
         await task
         raise RuntimeError("the app ended without an answer")
-    return Answer(exchange.start["status"], exchange.content_type(), exchange.queue, task)
+    return Answer(exchange.start["status"], exchange.content_type(), exchange, task)
+
+
+async def _end(exchange: _Exchange, task: asyncio.Task[None]) -> None:
+    """First as a client that goes away, for handlers that shield their work from a plain cancellation; then by force."""
+    if not task.done():
+        exchange.gone.set()
+        await asyncio.wait([task], timeout=GOODBYE_S)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
 
 
 class _Exchange:
     def __init__(self, body: bytes) -> None:
         self.start: dict[str, Any] | None = None
         self.begun = asyncio.Event()
+        self.gone = asyncio.Event()
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_BUFFERED_CHUNKS)
         self._body: bytes | None = body
         self._complete = False
@@ -82,24 +97,22 @@ class _Exchange:
             await self._end()
 
     async def _end(self) -> None:
-        try:
-            self.queue.put_nowait(None)
-        except asyncio.QueueFull:
+        if not self.gone.is_set():  # else nobody reads any more
             await self.queue.put(None)
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.Event().wait()  # a client that goes away is a cancelled task here, never a message
-        raise AssertionError
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.start = message
         elif message["type"] == "http.response.body":
             self._complete = not message.get("more_body", False)
-            if message.get("body"):
+            if message.get("body") and not self.gone.is_set():
                 await self.queue.put(message["body"])
                 self.begun.set()
 

@@ -74,6 +74,11 @@ class VllmEngine:
         """The integer ids that the engine itself lists."""
         return set(await self._client.list_loras())
 
+    async def prepare(self) -> None:
+        """Mends the engine's workers; call it once, before the first request."""
+        if self.lora is not None:
+            await self._client.collective_rpc("loramux_prepare")
+
     async def contract(self, base: str) -> BaseContract:
         """What this base takes, read from the engine's own layers."""
         modules: dict[str, ModuleShape] = {}
@@ -101,6 +106,10 @@ class VllmEngine:
 class WorkerExtension:
     """Mixed into the engine's worker, where the model lives."""
 
+    def loramux_prepare(self) -> None:
+        """Mends what would answer wrongly, before the first request."""
+        _spare_the_base_on_cpu()
+
     def loramux_lora_modules(self) -> dict[str, tuple[int, int]]:
         """Each linear module that takes LoRA, by its Hugging Face path: (in_features, out_features)."""
         manager = self.model_runner.lora_manager._adapter_manager
@@ -114,6 +123,24 @@ class WorkerExtension:
             for part, out_features in zip(names, _out_features(linear, len(names)), strict=True):
                 shapes[original(part)] = (linear.input_size, out_features)
         return shapes
+
+
+def _spare_the_base_on_cpu() -> None:
+    """The CPU kernels take "no adapter", index -1, for the last place: whoever sits there would answer for the base, as soon as
+    two requests share a step. A is applied first and B to its result, so zeros after A are enough."""
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    shrink = lora_ops.bgmv_shrink
+    if getattr(shrink, "spares_the_base", False):
+        return
+
+    def bgmv_shrink(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:
+        shrink(inputs, weights, output, indices, scaling)
+        output[indices < 0] = 0
+
+    bgmv_shrink.spares_the_base = True  # type: ignore[attr-defined]
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
 
 
 def _out_features(linear: Any, parts: int) -> list[int]:

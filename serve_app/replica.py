@@ -41,6 +41,7 @@ class Replica(LLMServer):
             cache = AdapterCache(store, settings.cache)
             await cache.sweep()
             self._slots = EngineSlots(self._vllm, cache, self._vllm.lora.max_cpu_loras, wait_s=settings.slot_wait_s)
+        await self._vllm.prepare()
         contract = await self._vllm.contract(settings.base)
         await warm(self._vllm, contract)
         await Registry(store).put_base(contract)

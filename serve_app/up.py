@@ -136,6 +136,7 @@ def _start_ray(stack: contextlib.ExitStack) -> None:
         logging_level="ERROR",
     )
     stack.callback(ray.shutdown)
+    _stop_on_signals()  # again: Ray puts handlers of its own in place, which end the process without any clean-up
 
 
 def _start_serve(settings: Settings) -> None:

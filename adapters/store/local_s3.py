@@ -136,7 +136,7 @@ class LocalS3:
         bucket: str = "loramux",
         credentials: Credentials | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()  # the server runs inside it
         self.bucket = bucket
         self.credentials = credentials or Credentials()
         self.ports = ports or free_ports(port)

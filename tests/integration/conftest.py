@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,10 +57,7 @@ def sentences(demo_base: Path, artifacts: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory, seaweed: Seaweed, demo_base: Path, pooling_base: Path, sentences) -> Iterator[Stack]:
     """Started after everything is trained: training and engines would only wait for each other on two cores."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    stack = Stack(tmp_path_factory.mktemp("stack"), seaweed, {"demo": demo_base, "embed": pooling_base}, port)
+    stack = Stack(tmp_path_factory.mktemp("stack"), seaweed, {"demo": demo_base, "embed": pooling_base})
     try:
         stack.start()
         yield stack

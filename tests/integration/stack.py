@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -55,12 +57,27 @@ CPU = {
 }
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
+    """Raises AssertionError that names what still lives."""
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    left = [" ".join(process.cmdline())[:100] for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not left, f"processes were left: {left}"
+
+
 class Stack:
     """A running LoraMux: `url`, its registry, its store, and its processes to kill."""
 
-    def __init__(self, folder: Path, seaweed: Seaweed, bases: dict[str, Path], port: int) -> None:
+    def __init__(self, folder: Path, seaweed: Seaweed, bases: dict[str, Path]) -> None:
+        port = free_port()
         self.folder = folder
         self.seaweed = seaweed
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         store = seaweed.settings("stack/registry", retry_timeout_s=1.0, connect_timeout_s=1.0, request_timeout_s=10.0)
         self.registry = RegistrySettings.model_validate(store.model_dump() | {"poll_interval_s": 0.5})
@@ -105,12 +122,22 @@ class Stack:
         return (self.folder / "up.log").read_text(errors="replace")
 
     def stop(self) -> None:
-        if self._process and self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        """As Ctrl-C does. Raises AssertionError if a process is left."""
+        if not self._process or self._process.poll() is not None:
+            return
+        family = self.family()
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+        assert "stopped" in self.log(), self.log()[-1000:]
+        assert_gone(family)
+
+    def crash(self) -> list[psutil.Process]:
+        """Kills the command without letting it clean up; gives what it had started."""
+        assert self._process
+        family = self.family()
+        self._process.kill()
+        self._process.wait(10)
+        return family
 
     def family(self) -> list[psutil.Process]:
         assert self._process

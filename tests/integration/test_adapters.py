@@ -43,7 +43,7 @@ async def test_200_requests_over_three_times_the_slots_all_come_from_the_right_a
             assert await ask(f"demo:{name}", f"Number {number}") == (f"demo:{name}@1", published[name])
 
     await asyncio.gather(*(one(number) for number in range(200)))
-    stack.wait_until(lambda: stack.residency()["requests"] == 0)
+    await asyncio.to_thread(stack.wait_until, lambda: stack.residency()["requests"] == 0)
     view = stack.residency(audit=True)
     assert view["int_ids"] == view["engine_ids"], "the table and the engine disagree"
     assert len(view["engine_ids"]) <= SLOTS
@@ -95,7 +95,7 @@ async def test_cold_fail_answers_at_once_and_the_adapter_warms_up(stack, ask, ac
     except openai.APIStatusError as error:
         assert error.code == "adapter_loading"
         assert "retry-after-ms" in error.response.headers
-    stack.wait_until(lambda: f"demo:{name}@1" in stack.residency()["resident"])
+    await asyncio.to_thread(stack.wait_until, lambda: f"demo:{name}@1" in stack.residency()["resident"])
     assert await ask(f"demo:{name}", extra_headers={"x-loramux-cold": "fail"}) == (f"demo:{name}@1", sentence)
 
 
@@ -104,7 +104,9 @@ async def test_a_promotion_reaches_new_requests_while_running_streams_end_on_the
 ):
     first, second = sorted(published)[:2]
     await asyncio.to_thread(publish, "moving", artifacts / "adapters" / first)
-    stack.wait_until(lambda: any(model["id"] == "demo:moving" for model in stack.get("/v1/models")["data"]))
+    await asyncio.to_thread(
+        stack.wait_until, lambda: any(model["id"] == "demo:moving" for model in stack.get("/v1/models")["data"])
+    )
     stream = await aclient.chat.completions.create(
         model="demo:moving",
         messages=[{"role": "user", "content": "Hello"}],
@@ -128,7 +130,9 @@ async def test_a_promotion_reaches_new_requests_while_running_streams_end_on_the
 async def test_republishing_under_load_never_mixes_versions(stack, ask, publish, published, artifacts):
     folders = sorted(published)[:3]
     await asyncio.to_thread(publish, "soak", artifacts / "adapters" / folders[0])
-    stack.wait_until(lambda: any(model["id"] == "demo:soak" for model in stack.get("/v1/models")["data"]))
+    await asyncio.to_thread(
+        stack.wait_until, lambda: any(model["id"] == "demo:soak" for model in stack.get("/v1/models")["data"])
+    )
     done = asyncio.Event()
     seen: set[str] = set()
 

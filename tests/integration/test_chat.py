@@ -105,7 +105,8 @@ def test_a_tool_that_is_required_is_called(client):
             },
         },
     }
-    answer = chat(client, tools=[tool], tool_choice={"type": "function", "function": {"name": "look"}})
+    answer = chat(client, tools=[tool], tool_choice={"type": "function", "function": {"name": "look"}}, max_tokens=400)
+    assert answer.choices[0].message.tool_calls, answer.choices[0]
     call = answer.choices[0].message.tool_calls[0].function
     assert call.name == "look"
     assert json.loads(call.arguments)["where"] in ("up", "down")

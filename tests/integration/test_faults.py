@@ -117,7 +117,7 @@ async def test_cached_adapters_go_on_while_the_store_is_away_and_cold_ones_recov
 @pytest.mark.parametrize("headers", [{}, {"x-request-disconnect-disabled": "?1"}, {"x-request-timeout-seconds": "0"}])
 async def test_a_client_that_disconnects_frees_the_engine_at_once(stack, published, stream, headers):
     name = sorted(published)[0]
-    stack.wait_until(lambda: stack.residency()["requests"] == 0)
+    await asyncio.to_thread(stack.wait_until, lambda: stack.residency()["requests"] == 0)
     body = {"model": f"demo:{name}", "messages": HELLO, "max_tokens": 1900, "ignore_eos": True, "stream": stream}
     async with httpx.AsyncClient(base_url=stack.url, timeout=60) as http:
         if stream:
@@ -130,7 +130,7 @@ async def test_a_client_that_disconnects_frees_the_engine_at_once(stack, publish
             sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sending
-    stack.wait_until(lambda: stack.residency()["requests"] == 0, timeout_s=1.5)
+    await asyncio.to_thread(stack.wait_until, lambda: stack.residency()["requests"] == 0, timeout_s=1.5)
     assert stack.residency()["resident"][f"demo:{name}@1"] == 0
 
 

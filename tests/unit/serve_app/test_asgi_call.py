@@ -82,7 +82,40 @@ async def test_cancelling_the_call_ends_the_app(app):
     task = asyncio.create_task(asgi_call.call(slow, "/", b"", {}))
     await asyncio.sleep(0.01)
     task.cancel()
-    await asyncio.wait_for(app.state.ended.wait(), 1)
+    await asyncio.wait_for(app.state.ended.wait(), 3)
+
+
+async def test_work_that_is_shielded_from_cancellation_ends_as_when_a_client_goes():
+    ended = asyncio.Event()
+
+    async def shielded(scope, receive, send):
+        async def work():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        working = asyncio.create_task(work())
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        working.cancel()
+
+    task = asyncio.create_task(asgi_call.call(shielded, "/", b"{}", {}))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait_for(ended.wait(), 1)
+
+
+async def test_a_reader_that_stops_in_mid_stream_does_not_block_the_close(app):
+    app.state.gate.set()
+
+    async def flood(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(10_000):
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+
+    answer = await asgi_call.call(flood, "/", b"{}", {})
+    await asyncio.wait_for(answer.aclose(), 3)
 
 
 async def test_a_bug_that_the_app_answered_is_its_answer(app):
