@@ -76,6 +76,13 @@ def port_owner(host: str, port: int) -> str | None:
     return "another process"
 
 
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def _known(process: psutil.Process) -> Known | None:
     try:
         return Known(process.pid, process.create_time(), process.name())

