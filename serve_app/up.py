@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,11 +17,11 @@ from rich.live import Live
 from rich.table import Table
 
 from adapters.errors import InvalidRequest, LoraMuxError
+from serve_app import probe
 from serve_app.processes import RunFile, free_port, port_owner
 from serve_app.settings import Settings, load_settings
 
 MIN_RAY_CPUS = 8
-READY_TIMEOUT_S = 300
 STATUS_PERIOD_S = 2.0
 DEMO_VERSIONS = (("parrot", "parrot-1"), ("parrot", "parrot-2"), ("pirate", "pirate-1"))
 
@@ -95,8 +92,8 @@ def _start(settings: Settings, state: Path, stack: contextlib.ExitStack, demo: b
         with _step("publishing the demo adapters"):
             _publish_demo(settings, state / "demo")
     with _step("a first answer"):
-        answer = _first_answer(settings)
-    _welcome(settings, answer, demo)
+        answers = {base.id: probe.first_answer(settings.gateway, base.id) for base in settings.bases}
+    _welcome(settings, answers, demo)
 
 
 def _check_ports(settings: Settings, demo: bool) -> None:
@@ -183,35 +180,11 @@ def _publish_demo(settings: Settings, folder: Path) -> None:
     asyncio.run(publish())
 
 
-def _first_answer(settings: Settings) -> str:
-    """A real completion: `/v1/models` answers long before the engine does. Raises InvalidRequest after READY_TIMEOUT_S."""
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    problem = "no answer"
-    while time.monotonic() < deadline:
-        try:
-            return _chat(settings, settings.bases[0].id)
-        except (urllib.error.URLError, OSError, KeyError, ValueError) as error:
-            problem = str(error)
-        time.sleep(0.5)
-    raise InvalidRequest(f"no answer within {READY_TIMEOUT_S} s: {problem}")
-
-
-def _chat(settings: Settings, model: str) -> str:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 24, "temperature": 0})
-    request = urllib.request.Request(f"{url(settings)}/v1/chat/completions", body.encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)["choices"][0]["message"]["content"]
-
-
-def url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.gateway.host == "0.0.0.0" else settings.gateway.host
-    return f"http://{host}:{settings.gateway.port}"
-
-
-def _welcome(settings: Settings, answer: str, demo: bool) -> None:
-    address, base = url(settings), settings.bases[0].id
+def _welcome(settings: Settings, answers: dict[str, str], demo: bool) -> None:
+    address, base = probe.url(settings.gateway), settings.bases[0].id
     adapter = f"{base}:parrot" if demo else base
-    console.print(f"\n[bold]LoraMux is up:[/bold] {address}   ({base} says: {answer.strip()})\n\nTry:\n")
+    spoken = "; ".join(f"{name} says: {answer}" for name, answer in answers.items())
+    console.print(f"\n[bold]LoraMux is up:[/bold] {address}   ({spoken})\n\nTry:\n")
     console.print(
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f'    -d \'{{"model": "{adapter}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n',
@@ -243,14 +216,10 @@ def _watch(settings: Settings, run_file: RunFile) -> None:
 
 
 def _status(settings: Settings) -> list[tuple[str, str]]:
-    try:
-        with urllib.request.urlopen(f"{url(settings)}/registry/v1/residency", timeout=5) as response:
-            residency = json.load(response)
-    except (urllib.error.URLError, OSError, ValueError):
+    seen = probe.residency(settings.gateway)
+    if seen is None:
         return [("gateway", "not answering")]
-    return [
-        (base, f"ready, in the engine: {', '.join(sorted(view['resident'])) or 'no adapter'}") for base, view in residency.items()
-    ]
+    return [(base, f"ready, in the engine: {', '.join(sorted(view['resident'])) or 'no adapter'}") for base, view in seen.items()]
 
 
 def _status_table(rows: list[tuple[str, str]], uptime_s: float) -> Table:

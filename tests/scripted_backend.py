@@ -23,7 +23,8 @@ class ScriptedReply:
 
     async def aclose(self) -> None:
         await self.chunks.aclose()
-        self._on_close()
+        on_close, self._on_close = self._on_close, lambda: None
+        on_close()
 
 
 class ScriptedBackend:

@@ -143,6 +143,12 @@ class Stack:
         assert self._process
         return psutil.Process(self._process.pid).children(recursive=True)
 
+    def ray_address(self) -> str:
+        """Where the cluster of this run can be joined."""
+        words = next(p.cmdline() for p in self.family() if p.name() == "gcs_server")
+        flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+        return f"{flags['node-ip-address']}:{flags['gcs_server_port']}"
+
     def replica(self, base: str) -> psutil.Process:
         """The process of the base's replica."""
         wanted = f"Replica:{base}"
