@@ -23,8 +23,8 @@ from serve_app.settings import (
 
 # Serve runs an ingress in a thread beside its own event loop by default. With HAProxy in front and a client that sends
 # `x-request-disconnect-disabled` it then passes on a `receive` that belongs to the other loop, and no disconnect ever arrives.
-# One loop also saves two thread hops a chunk.
-GATEWAY_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+# One loop also saves two thread hops a chunk, here and in the replicas.
+ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 
 # vLLM takes an empty list for "anywhere"; a host that can't exist means "nowhere".
 NO_MEDIA_DOMAIN = "none.invalid"
@@ -45,7 +45,7 @@ def application(settings: Settings) -> Application:
         name="Gateway",
         num_replicas=settings.gateway.replicas,
         max_ongoing_requests=settings.gateway.max_ongoing_requests,
-        ray_actor_options={"num_cpus": settings.gateway.num_cpus, "runtime_env": {"env_vars": GATEWAY_ENVIRONMENT}},
+        ray_actor_options={"num_cpus": settings.gateway.num_cpus, "runtime_env": {"env_vars": ONE_LOOP}},
     )
     return gateway.bind(settings, handles)
 
@@ -66,7 +66,7 @@ def llm_config(base: BaseModelSettings) -> LLMConfig:
         engine_kwargs=engine,
         accelerator_type=base.accelerator_type,
         deployment_config=_deployment(base),
-        runtime_env={"env_vars": base.env} if base.env else None,
+        runtime_env={"env_vars": ONE_LOOP | base.env},
         server_cls=Replica,
         **cpu,
     )
