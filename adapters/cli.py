@@ -196,7 +196,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Say what publishing a folder would do, without a registry."""
-    from adapters.contract.inspect_command import inspect_folder
+    from adapters.inspect_command import inspect_folder
 
     try:
         publishable = inspect_folder(folder, contract, as_json, base=base)
@@ -277,7 +277,7 @@ async def _inspection(registry: Any, folder: Path, base: str, options: Any) -> A
 
 
 def _show_inspection(inspection: Any, name: str, as_json: bool) -> NoReturn:
-    from adapters.contract.inspect_command import as_data, render
+    from adapters.inspect_command import as_data, render
 
     _print(as_json, as_data(inspection), *render(inspection, name))
     sys.exit(0 if inspection.is_publishable else 1)

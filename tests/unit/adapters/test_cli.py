@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract.inspect_command import load_contract
+from adapters.inspect_command import load_contract
 from adapters.registry import Registry
 from adapters.registry.codec import encode_contract
 from adapters.settings import StoreSettings

@@ -451,7 +451,7 @@ def test_a_hostile_header_is_refused_in_no_time(tmp_path):
 
 def test_the_contract_loads_neither_torch_nor_a_web_framework():
     code = (
-        "import sys, adapters.contract, adapters.contract.inspect_command, adapters.contract.canonical\n"
+        "import sys, adapters.contract, adapters.inspect_command, adapters.contract.canonical\n"
         "print(sorted({'torch', 'ray', 'fastapi', 'vllm', 'safetensors', 'peft'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from adapters.contract.inspect_command import inspect_folder
 from adapters.errors import InvalidRequest
+from adapters.inspect_command import inspect_folder
 from adapters.registry.codec import encode_contract
 from tests.adapter_folders import TEXT, plain
 

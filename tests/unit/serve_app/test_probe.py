@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -24,7 +25,7 @@ def server():
     """A server that answers only the routes in `served`, after `failures` answers of 503."""
 
     class Handler(BaseHTTPRequestHandler):
-        served: set[str] = set()
+        served: ClassVar[set[str]] = set()
         failures = 0
 
         def do_POST(self):
