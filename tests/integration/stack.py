@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -145,9 +146,8 @@ class Stack:
 
     def ray_address(self) -> str:
         """Where the cluster of this run can be joined."""
-        words = next(p.cmdline() for p in self.family() if p.name() == "gcs_server")
-        flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
-        return f"{flags['node-ip-address']}:{flags['gcs_server_port']}"
+        words = next(p.cmdline() for p in self.family() if p.name() == "raylet")
+        return next(word.removeprefix("--gcs-address=") for word in words if re.fullmatch(r"--gcs-address=[\w.]+:\d+", word))
 
     def replica(self, base: str) -> psutil.Process:
         """The process of the base's replica."""

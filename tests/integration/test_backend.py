@@ -15,7 +15,7 @@ def test_the_real_backend_keeps_the_contract(stack):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/contracts/test_backend.py"],
         cwd=ROOT,
-        env=os.environ | {"LORAMUX_TEST_RAY": stack.ray_address()},
+        env=os.environ | {"LORAMUX_TEST_RAY": stack.ray_address(), "RAY_AUTH_MODE": "token"},
         capture_output=True,
         text=True,
         timeout=120,

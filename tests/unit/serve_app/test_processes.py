@@ -14,11 +14,22 @@ import pytest
 from serve_app.processes import RunFile, port_owner
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-STUBBORN = [
-    sys.executable,
-    "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)",
-]
+
+# In a process of its own: a run remembers everything below it, and below the test runner are other tests' servers.
+RUN = """
+import subprocess, sys
+from pathlib import Path
+from serve_app import processes
+processes.STOP_TIMEOUT_S = 0.5
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], stdout=subprocess.PIPE)
+child.stdout.readline()
+run = processes.RunFile(Path(sys.argv[1]))
+run.save()
+assert [process.pid for process in run.running()] == [child.pid]
+print(run.stop_all(), child.pid)
+"""
+POLITE = "import time; print(1, flush=True); time.sleep(60)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {POLITE}"
 
 
 @pytest.fixture
@@ -29,23 +40,15 @@ def child():
     process.wait()
 
 
-def test_children_are_remembered_and_ended(tmp_path: Path, child):
-    run = RunFile(tmp_path / "run.json")
-    run.save()
-    assert child.pid in {process.pid for process in run.running()}
-    assert run.stop_all() == 1
-    assert not psutil.pid_exists(child.pid)
-    assert run.running() == []
-
-
-def test_a_process_that_ignores_the_polite_signal_is_ended_by_force(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("serve_app.processes.STOP_TIMEOUT_S", 0.3)
-    with subprocess.Popen(STUBBORN, stdout=subprocess.PIPE) as stubborn:
-        stubborn.stdout.readline()
-        run = RunFile(tmp_path / "run.json")
-        run.save()
-        run.stop_all()
-        assert not psutil.pid_exists(stubborn.pid)
+@pytest.mark.parametrize("code", [POLITE, STUBBORN], ids=["polite", "stubborn"])
+def test_children_are_remembered_and_ended_if_need_be_by_force(tmp_path: Path, code: str):
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path / "run.json"), code], capture_output=True, text=True, timeout=30, check=True
+    )
+    count, pid = map(int, done.stdout.split())
+    assert count == 1
+    assert not psutil.pid_exists(pid)
+    assert not (tmp_path / "run.json").exists()
 
 
 def test_an_id_that_was_used_again_is_left_alone(tmp_path: Path, child):
