@@ -94,6 +94,12 @@ class _Exchange:
         self.gone.cancel()
         self._dispatch.cancel()
 
+    async def close(self) -> None:
+        """Ends whatever is left, also a reply that nobody began to read."""
+        self.stop()
+        if self._dispatch.done() and not self._dispatch.cancelled() and self._dispatch.exception() is None:
+            await self._dispatch.result().aclose()
+
     def deadline_error(self) -> DeadlineExceeded:
         limit_ms = round(self.limits.timeout_s * 1e3)
         return DeadlineExceeded(f"no whole answer within {limit_ms} ms", limit=limit_ms, param="x-loramux-timeout-ms")
@@ -143,10 +149,10 @@ class RelayResponse(Response):
             if sending.done():
                 sending.result()
         finally:
-            exchange.stop()
             if not sending.done():
                 sending.cancel()
                 await asyncio.wait({sending})
+            await exchange.close()
 
     async def _send(self, send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

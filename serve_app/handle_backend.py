@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,14 +17,14 @@ from gateway.backend import BaseInfo, Reply, ReplyHead, ResolvedRequest
 class HandleBackend:
     """One handle a base, made once: a handle costs a metrics pusher and a long poll each."""
 
-    def __init__(self, handles: dict[str, DeploymentHandle], *, max_queued: dict[str, int]) -> None:
+    def __init__(self, handles: dict[str, DeploymentHandle], *, bases: dict[str, BaseInfo], max_queued: dict[str, int]) -> None:
         self._handles = {base: handle.options(stream=True, method_name="answer") for base, handle in handles.items()}
         self._health = {base: handle.options(method_name="residency") for base, handle in handles.items()}
+        self._bases = bases
         self._max_queued = max_queued
-        self._created = int(time.time())
 
     def bases(self) -> dict[str, BaseInfo]:
-        return {base: BaseInfo(base, self._created) for base in self._handles}
+        return self._bases
 
     async def is_ready(self) -> bool:
         try:

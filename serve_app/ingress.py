@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from adapters.registry import Registry
 from adapters.store import open_store
 from gateway.app import build_app
+from gateway.backend import BaseInfo
 from serve_app.handle_backend import HandleBackend
 from serve_app.settings import Settings
 
@@ -22,6 +25,11 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self):
         settings = self._settings
-        backend = HandleBackend(self._handles, max_queued={base.id: base.max_queued_requests for base in settings.bases})
+        now_s = int(time.time())
+        backend = HandleBackend(
+            self._handles,
+            bases={base.id: BaseInfo(base.id, now_s, base.engine.get("max_model_len")) for base in settings.bases},
+            max_queued={base.id: base.max_queued_requests for base in settings.bases},
+        )
         registry = Registry(open_store(settings.registry))
         return build_app(settings.gateway, registry, backend, poll_interval_s=settings.registry.poll_interval_s)

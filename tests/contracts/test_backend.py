@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from gateway.backend import Backend, ResolvedRequest
+from gateway.backend import Backend, BaseInfo, ResolvedRequest
 from tests.scripted_backend import ScriptedBackend
 
 RAY_ADDRESS = os.environ.get("LORAMUX_TEST_RAY")
@@ -25,7 +25,7 @@ def real() -> Backend:
 
     ray.init(address=RAY_ADDRESS, log_to_driver=False, configure_logging=False)
     handle = serve.get_deployment_handle(f"Replica:{BASE}", app_name="loramux")
-    yield HandleBackend({BASE: handle}, max_queued={BASE: 64})
+    yield HandleBackend({BASE: handle}, bases={BASE: BaseInfo(BASE, 0)}, max_queued={BASE: 64})
     ray.shutdown()
 
 

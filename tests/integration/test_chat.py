@@ -156,7 +156,8 @@ def test_an_unknown_field_is_ignored_as_the_engine_does(client):
 def test_models_are_listed_and_retrieved(client, published):
     ids = {model.id for model in client.models.list()}
     assert {"demo", "embed", *(f"demo:{name}" for name in published)} <= ids
-    assert client.models.retrieve("demo").id == "demo"
+    base = client.models.retrieve("demo")
+    assert (base.id, base.max_model_len) == ("demo", 2048)
     assert client.models.retrieve(f"demo:{sorted(published)[0]}@1").id.endswith("@1")
 
 
