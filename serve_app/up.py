@@ -154,7 +154,7 @@ def _start_ray(stack: contextlib.ExitStack) -> None:
 def _start_serve(settings: Settings) -> None:
     # This process only builds the application: what Serve and vLLM log here is noise, their own processes keep their logs.
     os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)
     from ray import serve
 
     from serve_app.app import application
