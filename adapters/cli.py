@@ -23,6 +23,7 @@ from rich.table import Table
 from adapters.errors import LoraMuxError
 from adapters.names import PRODUCTION, AdapterRef, ModelName, check_adapter_name, parse_model_name
 from adapters.settings import RegistrySettings, read_registry_settings
+from adapters.types import By
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="LoraMux: publish adapters, move aliases, run the demo.")
 out = Console(highlight=False, soft_wrap=True)
@@ -158,7 +159,7 @@ def promote(
     async def work(registry: Any) -> Any:
         where = await _name(registry, name, base)
         return await registry.promote(
-            where.base, where.adapter, alias, version, expected_revision=revision, who=_who(), message=message
+            where.base, where.adapter, alias, version, By(_who(), message, revision)
         )
 
     head = _run(config, work)
@@ -181,7 +182,7 @@ def rollback(
     async def work(registry: Any) -> Any:
         where = await _name(registry, name, base)
         return await registry.rollback(
-            where.base, where.adapter, alias, to=to, expected_revision=revision, who=_who(), message=message
+            where.base, where.adapter, alias, to=to, by=By(_who(), message, revision)
         )
 
     head = _run(config, work)

@@ -3,6 +3,7 @@
     LoraMuxError
     |- InvalidRequest            400   a malformed body, field or header
     |  `- InvalidModelName       400   the model field does not parse
+    |- Forbidden                 403   a protected alias, a source that policy does not allow
     |- ModelNotFound             404   unknown base, adapter, alias or version
     |- VersionConflict           409   a lost compare-and-swap
     |- VersionRetired            410
@@ -12,12 +13,20 @@
     |  `- AdapterCorrupt               its bytes are not what they claim to be
     |- AdapterLoading            503   cold, and the client asked not to wait
     |- StoreError                503
-    |  |- StoreUnreachable             no answer, a timeout, a broken connection, a 5xx
+    |  |- StoreUnreachable             a broken connection, a 5xx: what was asked may have been done or not
+    |  |  |- StoreNoConnection         no connection came about: nothing was asked
+    |  |  |- StoreTimedOut             no answer in time
+    |  |  `- StoreCutOff               the answer broke off in the middle
     |  |- StoreDenied                  credentials or policy
+    |  |  |- StoreCredentialsExpired
+    |  |  `- StoreCredentialsMissing
     |  |- StoreThrottled               slow down
     |  |- StoreMissing                 the key is not there
     |  |- StoreConflict                a conditional write lost
-    |  `- StoreMisconfigured           no such bucket, bad address
+    |  |- StoreMisconfigured           bad address, a store that can't hold a registry
+    |  |  |- StoreNoBucket
+    |  |  `- StoreWrongRegion
+    |  `- StoreFull                    the disk under a folder store is full
     |- DiskFull                  503   the node cache has no room
     |- Overloaded                503
     |- EngineUnavailable         503
@@ -36,11 +45,12 @@ from typing import Any
 class LoraMuxError(Exception):
     """Base of all. `message` is safe to show to a client: it names limits and values, never buckets, paths or traces.
 
-    `reason` is a machine-readable sub-code (a refusal code of the publish contract, say), `limit` and `value` what was
-    allowed and what was found, `param` the request field at fault, `retry_after_s` when a retry makes sense.
+    `reason` is a machine-readable sub-code (a refusal code of the publish contract, say; every store error has its own),
+    `limit` and `value` what was allowed and what was found, `param` the request field at fault, `retry_after_s` when a retry makes sense.
     """
 
     code = "internal_error"
+    default_reason: str | None = None
 
     def __init__(
         self,
@@ -55,7 +65,7 @@ class LoraMuxError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.reason = reason
+        self.reason = reason or self.default_reason
         self.limit = limit
         self.value = value
         self.param = param
@@ -88,6 +98,12 @@ class InvalidModelName(InvalidRequest):
     """The model field does not parse as `base`, `base:name`, `base:name@7` or `base:name@alias`."""
 
     code = "invalid_model_name"
+
+
+class Forbidden(LoraMuxError):
+    """The caller may not do this; `reason` says which rule forbids it."""
+
+    code = "forbidden"
 
 
 class ModelNotFound(LoraMuxError):
@@ -139,33 +155,94 @@ class AdapterLoading(LoraMuxError):
 
 
 class StoreError(LoraMuxError):
-    """The object store failed; which way is the subclass. Never "not found" by accident."""
+    """The object store failed; which way is the subclass, and its `reason` says so on the wire. Never "not found" by accident."""
 
     code = "storage_unavailable"
+    default_reason = "store_failed"
 
 
 class StoreUnreachable(StoreError):
-    """No answer: a refused or broken connection, a timeout, a server error."""
+    """A broken connection or a server error. A write may have taken place or not."""
+
+    default_reason = "unreachable"
+
+
+class StoreNoConnection(StoreUnreachable):
+    """No connection came about (refused, no such host), so nothing was asked and nothing written."""
+
+    default_reason = "no_connection"
+
+
+class StoreTimedOut(StoreUnreachable):
+    """No answer within `request_timeout_s`. A write may have taken place or not."""
+
+    default_reason = "timed_out"
+
+
+class StoreCutOff(StoreUnreachable):
+    """The connection closed in the middle of the answer."""
+
+    default_reason = "cut_off"
 
 
 class StoreDenied(StoreError):
     """Credentials or policy forbid the call."""
 
+    default_reason = "denied"
+
+
+class StoreCredentialsExpired(StoreDenied):
+    """The credentials were good once."""
+
+    default_reason = "credentials_expired"
+
+
+class StoreCredentialsMissing(StoreDenied):
+    """Neither the settings nor the environment hold credentials."""
+
+    default_reason = "credentials_missing"
+
 
 class StoreThrottled(StoreError):
-    """The store asks to slow down."""
+    """The store asks to slow down; nothing was written."""
+
+    default_reason = "throttled"
 
 
 class StoreMissing(StoreError):
     """The key is not in the store."""
 
+    default_reason = "missing"
+
 
 class StoreConflict(StoreError):
     """A conditional write lost: the key exists (create) or has another ETag (update)."""
 
+    default_reason = "conflict"
+
 
 class StoreMisconfigured(StoreError):
-    """The bucket does not exist, or the address makes no sense."""
+    """The address makes no sense, or what is there can't hold a registry."""
+
+    default_reason = "misconfigured"
+
+
+class StoreNoBucket(StoreMisconfigured):
+    """The bucket does not exist."""
+
+    default_reason = "no_bucket"
+
+
+class StoreWrongRegion(StoreMisconfigured):
+    """The bucket lies in another region than the settings say."""
+
+    default_reason = "wrong_region"
+
+
+class StoreFull(StoreError):
+    """The disk under a folder store is full."""
+
+    default_reason = "store_full"
 
 
 class DiskFull(LoraMuxError):

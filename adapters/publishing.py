@@ -12,7 +12,7 @@ from adapters.contract import PublishOptions, prepare
 from adapters.errors import ModelNotFound
 from adapters.names import check_adapter_name, check_alias, check_base_id
 from adapters.registry import Published, Registry
-from adapters.types import BaseContract
+from adapters.types import BaseContract, By
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Publication:
     who: str | None = None
     source: dict[str, Any] | None = None
     metrics: dict[str, float] | None = None
+    unlock: bool = False
 
 
 async def publish_folder(
@@ -44,6 +45,7 @@ async def publish_folder(
     check_adapter_name(publication.name)
     if publication.promote:
         check_alias(publication.promote)
+    by = By(publication.who, publication.message, unlock=publication.unlock)
     contract = await base_contract(registry, publication.base)
     with tempfile.TemporaryDirectory(prefix="loramux-publish-") as workdir:
         prepared = prepare(
@@ -53,17 +55,14 @@ async def publish_folder(
             publication.base,
             publication.name,
             prepared,
-            who=publication.who,
-            message=publication.message,
+            by,
             source=publication.source,
             metrics=publication.metrics,
             progress=progress,
         )
     if publication.promote:
         ref = published.ref
-        await registry.promote(
-            ref.base, ref.name, publication.promote, ref.version, who=publication.who, message=publication.message
-        )
+        await registry.promote(ref.base, ref.name, publication.promote, ref.version, by)
     return published
 
 

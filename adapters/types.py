@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from adapters.names import LATEST, PRODUCTION, AdapterRef
 
@@ -31,10 +31,14 @@ def content_digest(files: tuple[FileDigest, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppliedRule:
-    """A rewrite that the publish contract applied: the rule's name and how many tensors or fields it touched."""
+    """A rewrite that the publish contract applied: the rule's name and how many tensors or fields it touched.
+
+    `lossy` marks a rule that left out weights which changed the model; it is applied only when it is asked for.
+    """
 
     name: str
     count: int
+    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +67,39 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class AliasMove:
-    """One row of an alias' history. `from_version` is None for the first move."""
+class By:
+    """Who changes an adapter and why; only if it still has `expected_revision`; `unlock` lets a protected alias move."""
 
-    alias: str
+    who: str | None = None
+    message: str | None = None
+    expected_revision: int | None = None
+    unlock: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """One change of an adapter: who, when, from, to, why.
+
+    `alias` is None for what happens to a version as such (retire, restore, collect). `from_version` is None for an alias' first
+    move, `to_version` when the alias is gone, `weights` what the alias shares its traffic by afterwards.
+    """
+
+    alias: str | None
     from_version: int | None
-    to_version: int
+    to_version: int | None
     at: str
     who: str | None = None
     message: str | None = None
     kind: str = "promote"
+    weights: dict[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """The truth about an adapter beside its versions. `revision` grows by one with each write.
 
+    `aliases` names one version each; where `weights` has the alias too, its traffic is shared by them, that version's among
+    them. `collected` holds the versions whose files are gone, with the time when they were given up; they are retired as well.
     `recent_changes` are the ids of the last writes, so that a writer whose answer was lost knows its own; `extra` is what a
     newer release put there, kept when an older one writes.
     """
@@ -88,10 +109,19 @@ class Head:
     revision: int = 0
     change_id: str = ""
     aliases: dict[str, int] = field(default_factory=dict)
-    history: tuple[AliasMove, ...] = ()
+    weights: dict[str, dict[int, int]] = field(default_factory=dict)
+    protected: frozenset[str] = frozenset()
+    history: tuple[HistoryRow, ...] = ()
     retired: frozenset[int] = frozenset()
+    collected: dict[int, str] = field(default_factory=dict)
+    tags: dict[int, dict[str, str]] = field(default_factory=dict)
     recent_changes: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def aliases_of(self, version: int) -> list[str]:
+        """The aliases that send requests to `version`, in order."""
+        weighted = {alias for alias, weights in self.weights.items() if version in weights}
+        return sorted({alias for alias, named in self.aliases.items() if named == version} | weighted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +135,8 @@ class VersionEntry:
     created_at: str
     num_modules: int = 0
     retired: bool = False
+    collected: bool = False
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -120,6 +152,7 @@ class AdapterEntry:
     revision: int
     aliases: dict[str, int]
     versions: dict[int, VersionEntry]
+    weights: dict[str, dict[int, int]] = field(default_factory=dict)
 
     @property
     def latest(self) -> int | None:
@@ -128,7 +161,7 @@ class AdapterEntry:
         return max(live, default=None)
 
     def version_of(self, alias: str) -> int | None:
-        """The version that `alias` names now; `latest` is computed."""
+        """The version that `alias` names now, whatever its weights; `latest` is computed."""
         return self.latest if alias == LATEST else self.aliases.get(alias)
 
     @property
@@ -138,13 +171,17 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedAdapter:
-    """The answer to "which version": a ref and the files that make it. Travels with the request to the replica."""
+    """The answer to "which version": a ref and the files that make it. Travels with the request to the replica.
+
+    `chosen_by` says how: the name alone, or, under an alias with weights, the caller's key or chance.
+    """
 
     ref: AdapterRef
     digest: str
     files: tuple[FileDigest, ...]
     rank: int
     num_modules: int = 0
+    chosen_by: Literal["name", "key", "chance"] = "name"
 
     @property
     def size_bytes(self) -> int:
@@ -162,10 +199,15 @@ class LocalAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:
-    """A linear module of a base that takes LoRA: `weight` is [out_features, in_features]."""
+    """A linear module of a base that takes LoRA: `weight` is [out_features, in_features].
+
+    `experts` is set where the engine takes all experts of a layer as one module (`...mlp.experts.gate_up_proj`), whose weight
+    has an expert dimension more; the widths are then those of one expert.
+    """
 
     in_features: int
     out_features: int
+    experts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Row:
 
 ROWS: dict[type[e.LoraMuxError], Row] = {
     e.InvalidRequest: Row(400, "invalid_request_error"),
+    e.Forbidden: Row(403, "invalid_request_error"),
     e.ModelNotFound: Row(404, "invalid_request_error"),
     e.VersionConflict: Row(409, "invalid_request_error", should_retry=False),
     e.VersionRetired: Row(410, "invalid_request_error", should_retry=False),

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from adapters.errors import ModelNotFound
 from adapters.names import PRODUCTION, check_adapter_name, check_alias, check_base_id
-from adapters.types import AdapterEntry, Head
+from adapters.types import AdapterEntry, By, Head
 
 router = APIRouter(prefix="/registry/v1")
 
@@ -52,7 +52,7 @@ async def promote(request: Request, move: Promotion) -> Response:
     _check(move)
     parts = request.app.state.parts
     head = await parts.registry.promote(
-        move.base, move.name, move.alias, move.version, expected_revision=move.expected_revision, message=move.message
+        move.base, move.name, move.alias, move.version, By(None, move.message, move.expected_revision)
     )
     return await _moved(request, head)
 
@@ -62,7 +62,7 @@ async def rollback(request: Request, move: Move) -> Response:
     _check(move)
     parts = request.app.state.parts
     head = await parts.registry.rollback(
-        move.base, move.name, move.alias, to=move.version, expected_revision=move.expected_revision, message=move.message
+        move.base, move.name, move.alias, to=move.version, by=By(None, move.message, move.expected_revision)
     )
     return await _moved(request, head)
 

@@ -169,6 +169,7 @@ def _publish_demo(settings: Settings, folder: Path) -> None:
     from adapters.publishing import Publication, publish_folder
     from adapters.registry import Registry
     from adapters.store import open_store
+    from adapters.types import By
 
     async def publish() -> None:
         registry = Registry(open_store(settings.registry))
@@ -179,7 +180,7 @@ def _publish_demo(settings: Settings, folder: Path) -> None:
             )
             head = await registry.head(base, name)
             if "production" not in head.aliases:
-                await registry.promote(base, name, "production", published.ref.version, who="loramux up", message="demo")
+                await registry.promote(base, name, "production", published.ref.version, By("loramux up", "demo"))
 
     asyncio.run(publish())
 

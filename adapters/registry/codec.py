@@ -35,7 +35,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def encode_head(head: Head) -> bytes:
     document = _plain(Head, head)
-    return _encode({**document.pop("extra"), **document, "retired": sorted(head.retired)})
+    return _encode({**document.pop("extra"), **document, "retired": sorted(head.retired), "protected": sorted(head.protected)})
 
 
 def decode_head(data: bytes) -> Head:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from adapters.errors import StoreConflict, StoreError, StoreMissing
@@ -47,16 +47,16 @@ def merge(old: AdapterEntry | None, new: AdapterEntry) -> AdapterEntry:
     """The newer of two rows: no revision falls, no version vanishes, none changes its digest."""
     if old is None:
         return new
-    newest = new if new.revision >= old.revision else old
-    versions = {**old.versions, **new.versions}
+    newest, other = (new, old) if new.revision >= old.revision else (old, new)
+    versions = {**other.versions, **newest.versions}
     for number, known in old.versions.items():
-        shown = versions[number] if versions[number].digest == known.digest else known
-        by_newest = newest.versions.get(number)
-        versions[number] = replace(shown, retired=by_newest.retired if by_newest else shown.retired)
+        if versions[number].digest != known.digest:
+            shown = newest.versions.get(number, known)
+            versions[number] = replace(known, retired=shown.retired, collected=shown.collected, tags=shown.tags)
     return replace(newest, versions=dict(sorted(versions.items())))
 
 
-def version_entry(manifest: Manifest, *, retired: bool) -> VersionEntry:
+def version_entry(manifest: Manifest) -> VersionEntry:
     return VersionEntry(
         version=manifest.ref.version,
         digest=manifest.digest,
@@ -64,8 +64,21 @@ def version_entry(manifest: Manifest, *, retired: bool) -> VersionEntry:
         rank=manifest.rank,
         created_at=manifest.created_at,
         num_modules=manifest.num_modules,
-        retired=retired,
     )
+
+
+def adapter_entry(head: Head, versions: Mapping[int, VersionEntry]) -> AdapterEntry:
+    """The row of an adapter: its versions as the head shows them now."""
+    shown = {
+        number: replace(
+            versions[number],
+            retired=number in head.retired,
+            collected=number in head.collected,
+            tags=dict(head.tags.get(number, {})),
+        )
+        for number in sorted(versions)
+    }
+    return AdapterEntry(head.base, head.name, head.revision, dict(head.aliases), shown, dict(head.weights))
 
 
 class Truth:
@@ -117,10 +130,9 @@ class Truth:
             return None
         rows = dict(known.versions) if known else {}
         manifests = await self.manifests(base, name, [number for number in numbers if number not in rows])
-        rows |= {manifest.ref.version: version_entry(manifest, retired=False) for manifest in manifests}
+        rows |= {manifest.ref.version: version_entry(manifest) for manifest in manifests}
         head, _ = await self.head(base, name)
-        versions = {number: replace(rows[number], retired=number in head.retired) for number in sorted(rows)}
-        return AdapterEntry(base, name, head.revision, dict(head.aliases), versions)
+        return adapter_entry(head, rows)
 
 
 class Index:

@@ -6,11 +6,10 @@ write is safe to repeat, by anyone, after a crash at any step.
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -25,16 +24,17 @@ from adapters.errors import (
 )
 from adapters.names import AdapterRef, check_adapter_name, check_alias, check_base_id
 from adapters.registry import aliases, codec, layout
+from adapters.registry.heads import MAX_ATTEMPTS, Change, Heads, jitter
 from adapters.registry.index import Index, SweepReport, Truth
 from adapters.registry.uploads import Progress, Upload
+from adapters.registry.weights import check_weights
 from adapters.store import Store
-from adapters.types import AdapterEntry, AliasMove, BaseContract, Head, Manifest, PreparedAdapter
+from adapters.types import AdapterEntry, BaseContract, By, Head, HistoryRow, Manifest, PreparedAdapter
 
-MAX_ATTEMPTS = 32
-MAX_RECENT_CHANGES = 64
 MAX_CLAIMS = 10_000
+NOBODY = By()
 
-Change = Callable[[Head], Head | None]
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Registry:
         self.store = store
         self.truth = Truth(store)
         self.index = Index(store, self.truth)
+        self.heads = Heads(store, self.truth)
 
     # Versions
 
@@ -62,23 +63,27 @@ class Registry:
         base: str,
         name: str,
         prepared: PreparedAdapter,
+        by: By = NOBODY,
         *,
-        who: str | None = None,
-        message: str | None = None,
         source: dict[str, Any] | None = None,
         metrics: dict[str, float] | None = None,
         progress: Progress | None = None,
     ) -> Published:
-        """Makes the content a version, or finds the version that it already is. Moves no alias.
+        """Makes the content a version, or finds the version that it already is; a collected one is back then. Moves no alias.
 
         Raises InvalidRequest for a bad name or a metric that is no finite number, AdapterCorrupt if the files are not what
         `prepared` says. May be repeated after any failure: it goes on where the last try stopped.
         """
+        _check_by(by)
         manifest = _manifest(AdapterRef(check_base_id(base), _check_name(name), 1), prepared)
-        manifest = replace(manifest, who=who, message=message, source=source or {}, metrics=_finite(metrics or {}))
+        manifest = replace(manifest, who=by.who, message=by.message, source=source or {}, metrics=_finite(metrics or {}))
         await Upload(self.store, prepared, progress).run()
         found, created = await self._claim(manifest)
-        head = await self._ensure_head(base, name)
+        row = _row(by, aliases.RESTORE)
+        head = await self.heads.ensure(base, name)
+        if found.ref.version in head.collected:
+            head = await self.heads.change(base, name, lambda head: aliases.republished(head, found.ref.version, row))
+        await Upload(self.store, prepared).run()  # what nobody named until now may have been collected meanwhile
         await self.index.update(base, name, revision=head.revision, version=found.ref.version)
         return Published(found.ref, created, found, retired=found.ref.version in head.retired)
 
@@ -118,7 +123,7 @@ class Registry:
                 except StoreMissing:
                     if isinstance(error, StoreUnreachable):
                         raise error from None
-                    await _jitter(attempt)  # two creations met and neither is there yet
+                    await jitter(attempt)  # two creations met and neither is there yet
                     continue
                 return codec.decode_manifest(found.data), found.data == data
         raise VersionConflict("too many publish this adapter at once; try again", retry_after_s=1)
@@ -134,7 +139,7 @@ class Registry:
         """The published versions, retired ones too, ascending; empty for an unknown adapter."""
         return await self.truth.versions(base, name)
 
-    # Aliases
+    # What happens to adapters
 
     async def head(self, base: str, name: str) -> Head:
         """Raises ModelNotFound if nothing was published under this name."""
@@ -143,64 +148,82 @@ class Registry:
             raise ModelNotFound(f"there is no adapter `{name}` of `{base}`", param="model")
         return head
 
-    async def promote(
-        self,
-        base: str,
-        name: str,
-        alias: str,
-        version: int,
-        *,
-        expected_revision: int | None = None,
-        who: str | None = None,
-        message: str | None = None,
-    ) -> Head:
-        """Lets `alias` name `version`; where it already does, nothing is written.
+    async def promote(self, base: str, name: str, alias: str, version: int, by: By = NOBODY) -> Head:
+        """Lets `alias` name `version` alone; where it already does, nothing is written.
 
-        Raises ModelNotFound, VersionRetired, and VersionConflict if the head is not at `expected_revision` or, without one,
-        if the race was lost too often.
+        Raises ModelNotFound, VersionRetired, Forbidden for a protected alias, and VersionConflict if the head is not at
+        `by.expected_revision` or, without one, if the race was lost too often.
         """
         check_alias(alias)
         await self.manifest(AdapterRef(base, name, version))
-        move = AliasMove(alias, None, version, at=_now(), who=who, message=message, kind=aliases.PROMOTE)
-        return await self._change(base, name, lambda head: aliases.moved(head, move), expected_revision)
+        row = _row(by, aliases.PROMOTE)
+        return await self._change(base, name, lambda head: aliases.moved(head, alias, version, row, by), by)
 
-    async def rollback(
-        self,
-        base: str,
-        name: str,
-        alias: str,
-        *,
-        to: int | None = None,
-        expected_revision: int | None = None,
-        who: str | None = None,
-        message: str | None = None,
-    ) -> Head:
-        """Lets `alias` name the version that it named before, or `to`, which must have been live; never a retired one.
+    async def set_weights(self, base: str, name: str, alias: str, weights: Mapping[int, int], by: By = NOBODY) -> Head:
+        """Lets `alias` share its traffic: `{7: 90, 8: 10}`. One share alone is a promotion.
 
-        A second rollback goes further back. Raises InvalidRequest if there is nothing to go back to, ModelNotFound,
-        VersionRetired (for `to`), and VersionConflict as `promote` does and if somebody else moved the alias meanwhile.
+        Raises InvalidRequest for weights that make no sense, and what `promote` raises.
         """
         check_alias(alias)
-        seen = (await self.head(base, name)).aliases.get(alias)
+        shares = check_weights(weights)
+        for version in shares:
+            await self.manifest(AdapterRef(base, name, version))
+        row = _row(by, aliases.PROMOTE)
+        return await self._change(base, name, lambda head: aliases.shared(head, alias, shares, row, by), by)
+
+    async def rollback(self, base: str, name: str, alias: str, *, to: int | None = None, by: By = NOBODY) -> Head:
+        """Lets `alias` name the version that it named before, or `to`, which must have been live; never a retired one.
+
+        A second rollback goes further back; while traffic is shared, the first one ends that. Raises InvalidRequest if there is
+        nothing to go back to, what `promote` raises, and VersionConflict if somebody else moved the alias meanwhile.
+        """
+        check_alias(alias)
+        before = await self.head(base, name)
+        seen, row = _named(before, alias), _row(by, aliases.ROLLBACK)
 
         def change(head: Head) -> Head | None:
-            if head.aliases.get(alias) != seen:  # "back" would be back from a version that the caller never saw
+            if _named(head, alias) != seen:  # "back" would be back from a version that the caller never saw
                 raise VersionConflict(f"`{alias}` of `{name}` was moved by somebody else", value=head.revision)
-            target = aliases.rollback_target(head, alias, to)
-            move = AliasMove(alias, seen, target, at=_now(), who=who, message=message, kind=aliases.ROLLBACK)
-            return aliases.moved(head, move)
+            return aliases.moved(head, alias, aliases.rollback_target(head, alias, to), row, by)
 
-        return await self._change(base, name, change, expected_revision)
+        return await self._change(base, name, change, by)
 
-    async def retire(self, ref: AdapterRef) -> Head:
+    async def unset(self, base: str, name: str, alias: str, by: By = NOBODY) -> Head:
+        """Takes the alias away. Raises ModelNotFound, Forbidden, VersionConflict."""
+        check_alias(alias)
+        await self.head(base, name)
+        return await self._change(base, name, lambda head: aliases.unset(head, alias, _row(by, aliases.UNSET), by), by)
+
+    async def protect(self, base: str, name: str, alias: str, on: bool = True, by: By = NOBODY) -> Head:
+        """Lets the alias move only for callers that say so (`by.unlock`), or like any other again. Raises ModelNotFound."""
+        check_alias(alias)
+        await self.head(base, name)
+        return await self._change(base, name, lambda head: aliases.protected(head, alias, on, _row(by, aliases.PROTECT)), by)
+
+    async def retire(self, ref: AdapterRef, by: By = NOBODY) -> Head:
         """Takes a version out of service; it can come back. Raises ModelNotFound, InvalidRequest while an alias names it."""
         await self.manifest(ref)
-        return await self._change(ref.base, ref.name, lambda head: aliases.retired(head, ref.version))
+        row = _row(by, aliases.RETIRE)
+        return await self._change(ref.base, ref.name, lambda head: aliases.retired(head, ref.version, row), by)
 
-    async def restore(self, ref: AdapterRef) -> Head:
-        """Puts a retired version back. Raises ModelNotFound."""
+    async def restore(self, ref: AdapterRef, by: By = NOBODY) -> Head:
+        """Puts a retired version back. Raises ModelNotFound, VersionRetired if its files were collected."""
         await self.manifest(ref)
-        return await self._change(ref.base, ref.name, lambda head: aliases.restored(head, ref.version))
+        row = _row(by, aliases.RESTORE)
+        return await self._change(ref.base, ref.name, lambda head: aliases.restored(head, ref.version, row), by)
+
+    async def collect(self, ref: AdapterRef, by: By = NOBODY) -> Head:
+        """Gives a version up for good: it answers no more, and `gc` may delete its files. Only publishing the same content brings
+        it back. Raises ModelNotFound, InvalidRequest while an alias names it."""
+        await self.manifest(ref)
+        row = _row(by, aliases.COLLECT)
+        return await self._change(ref.base, ref.name, lambda head: aliases.collected(head, ref.version, row), by)
+
+    async def tag(self, ref: AdapterRef, tags: Mapping[str, str | None], by: By = NOBODY) -> Head:
+        """Writes words on a version; None takes one away. Raises ModelNotFound, InvalidRequest."""
+        checked = _checked_tags(tags)
+        await self.manifest(ref)
+        return await self._change(ref.base, ref.name, lambda head: aliases.tagged(head, ref.version, checked), by)
 
     # Bases
 
@@ -218,7 +241,7 @@ class Registry:
                 await (self.store.create(key, data) if found is None else self.store.replace(key, data, found.etag))
                 return
             except StoreConflict:
-                await _jitter(attempt)
+                await jitter(attempt)
         raise VersionConflict("too many replicas describe this base at once; try again", retry_after_s=1)
 
     async def base(self, base_id: str) -> BaseContract:
@@ -246,48 +269,48 @@ class Registry:
             raise ModelNotFound(f"there is no adapter `{name}` of `{base}`", param="model")
         return entry
 
-    # How a head changes
-
-    async def _ensure_head(self, base: str, name: str) -> Head:
-        """The head, made with revision 1 if this is the adapter's first version."""
-        return await self._write_head(base, name, lambda head: head if head.revision == 0 else None, None)
-
-    async def _change(self, base: str, name: str, change: Change, expected_revision: int | None = None) -> Head:
+    async def _change(self, base: str, name: str, change: Change, by: By) -> Head:
         """Changes the head and brings the index up to it, also when the head needs no change: a writer may have died here."""
-        head = await self._write_head(base, name, change, expected_revision)
+        _check_by(by)
+        head = await self.heads.change(base, name, change, by.expected_revision)
         await self.index.update(base, name, revision=head.revision)
         return head
 
-    async def _write_head(self, base: str, name: str, change: Change, expected_revision: int | None) -> Head:
-        change_id = uuid.uuid4().hex
-        for attempt in range(MAX_ATTEMPTS):
-            head, etag = await self.truth.head(base, name)
-            if change_id in head.recent_changes:  # the answer to our write was lost
-                return head
-            _check_revision(head, expected_revision)
-            new = change(head)
-            if new is None:
-                return head
-            new = _next(new, change_id)
-            if await self._swap_head(new, etag):
-                return new
-            await _jitter(attempt)
-        raise VersionConflict(f"`{name}` is being changed by too many at once; try again", value=head.revision, retry_after_s=1)
 
-    async def _swap_head(self, head: Head, etag: str | None) -> bool:
-        """Whether the head was written. Unsure after a lost answer, so that is read again; raises StoreUnreachable if it
-        was not written and the store can't say why."""
-        key, data = layout.head_key(head.base, head.name), codec.encode_head(head)
-        try:
-            await (self.store.create(key, data) if etag is None else self.store.replace(key, data, etag))
-            return True
-        except StoreConflict:
-            return False
-        except StoreUnreachable:
-            now, _ = await self.truth.head(head.base, head.name)
-            if head.change_id not in now.recent_changes:
-                raise
-            return False  # the caller reads again and finds its own change
+def _row(by: By, kind: str) -> HistoryRow:
+    """A row of the history that is still to be filled with what happened."""
+    return HistoryRow(None, None, None, at=_now(), who=by.who, message=by.message, kind=kind)
+
+
+def _named(head: Head, alias: str) -> tuple[int | None, dict[int, int] | None]:
+    return head.aliases.get(alias), head.weights.get(alias)
+
+
+def _check_by(by: By) -> None:
+    for what, text in (("who", by.who), ("message", by.message)):
+        if text is not None and len(text) > aliases.MAX_MESSAGE_CHARS:
+            raise InvalidRequest(
+                f"`{what}` has {len(text)} characters; at most {aliases.MAX_MESSAGE_CHARS} are kept",
+                limit=aliases.MAX_MESSAGE_CHARS,
+                value=len(text),
+                param=what,
+            )
+
+
+def _checked_tags(tags: Mapping[str, str | None]) -> dict[str, str | None]:
+    for key, value in tags.items():
+        if not _TAG.fullmatch(key):
+            raise InvalidRequest(
+                f"`{key[:80]}` is no tag: a letter or digit, then letters, digits, `.`, `_`, `-`, at most 64", param="tags"
+            )
+        if value is not None and len(value) > aliases.MAX_TAG_CHARS:
+            raise InvalidRequest(
+                f"the tag `{key}` has {len(value)} characters; at most {aliases.MAX_TAG_CHARS} are kept",
+                limit=aliases.MAX_TAG_CHARS,
+                value=len(value),
+                param="tags",
+            )
+    return dict(tags)
 
 
 def _manifest(ref: AdapterRef, prepared: PreparedAdapter) -> Manifest:
@@ -306,21 +329,6 @@ def _manifest(ref: AdapterRef, prepared: PreparedAdapter) -> Manifest:
     )
 
 
-def _next(head: Head, change_id: str) -> Head:
-    recent = (*head.recent_changes, change_id)[-MAX_RECENT_CHANGES:]
-    return replace(head, revision=head.revision + 1, change_id=change_id, recent_changes=recent)
-
-
-def _check_revision(head: Head, expected: int | None) -> None:
-    if expected is not None and head.revision != expected:
-        raise VersionConflict(
-            f"`{head.name}` is at revision {head.revision}, not {expected}",
-            limit=expected,
-            value=head.revision,
-            hint="look again, then repeat with the current revision",
-        )
-
-
 def _check_name(name: str) -> str:
     if check_adapter_name(name).endswith("/head.json"):
         raise InvalidRequest("`head.json` is a reserved name", param="name")
@@ -336,7 +344,3 @@ def _finite(metrics: dict[str, float]) -> dict[str, float]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-async def _jitter(attempt: int) -> None:
-    await asyncio.sleep(random.random() * min(0.005 * 2**attempt, 0.25))

@@ -14,12 +14,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from adapters.errors import InvalidModelName, LoraMuxError, ModelNotFound, StoreMissing, StoreUnreachable, VersionRetired
 from adapters.names import AdapterRef, ModelName
 from adapters.registry import Registry
 from adapters.registry.index import merge
 from adapters.registry.layout import AdapterName, shard_of
+from adapters.registry.weights import choose, point_of
 from adapters.types import AdapterEntry, ResolvedAdapter, VersionEntry
 
 log = logging.getLogger(__name__)
@@ -62,18 +64,23 @@ class RegistryView:
     def resolve(self, model: ModelName, sticky_key: str | None = None, *, may_see: MaySee | None = None) -> ResolvedAdapter:
         """The version that `model` names now. Pure look-up: no call to the store, nothing kept of unknown names.
 
-        `may_see` hides adapters, which then are as unknown as invented ones; `sticky_key` chooses among an alias' weights,
-        of which there is one today. Raises ModelNotFound with near names, VersionRetired, StoreUnreachable while the picture
+        `may_see` hides adapters, which then are as unknown as invented ones; `sticky_key` decides where an alias shares its
+        traffic, chance does without one. Raises ModelNotFound with near names, VersionRetired, StoreUnreachable while the picture
         is not there, InvalidModelName for a bare base.
         """
         if model.adapter is None:
             raise InvalidModelName(f"`{model}` names no adapter", param="model")
         entry = self._entry(model.base, model.adapter, may_see)
-        number = model.version if model.version is not None else entry.version_of(model.alias or "")
+        weights = entry.weights.get(model.alias) if model.alias else None
+        if weights:
+            number = choose(weights, point_of(f"{entry.base}:{entry.name}", model.alias or "", sticky_key))
+        else:
+            number = model.version if model.version is not None else entry.version_of(model.alias or "")
         version = entry.versions.get(number) if number is not None else None
         if version is None:
             raise self._no_version(model, entry)
-        return _resolved(entry, version)
+        resolved = _resolved(entry, version)
+        return replace(resolved, chosen_by="key" if sticky_key else "chance") if weights else resolved
 
     def _entry(self, base: str, name: str, may_see: MaySee | None) -> AdapterEntry:
         entry = self.entry(base, name)
@@ -205,5 +212,7 @@ class RegistryView:
 def _resolved(entry: AdapterEntry, version: VersionEntry) -> ResolvedAdapter:
     ref = AdapterRef(entry.base, entry.name, version.version)
     if version.retired:
-        raise VersionRetired(f"`{ref}` is retired", value=version.version, param="model")
+        reason = "collected" if version.collected else None
+        text = f"`{ref}` was collected: its files are gone" if version.collected else f"`{ref}` is retired"
+        raise VersionRetired(text, reason=reason, value=version.version, param="model")
     return ResolvedAdapter(ref, version.digest, version.files, version.rank, version.num_modules)

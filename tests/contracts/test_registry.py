@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from adapters import errors
-from adapters.names import AdapterRef
-from adapters.registry import Registry, layout
+from adapters.names import AdapterRef, parse_model_name
+from adapters.registry import Registry, aliases, layout
 from adapters.registry.view import RegistryView
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
-from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, ModuleShape
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, By, ModuleShape
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.seaweed import Seaweed
@@ -39,7 +39,7 @@ def several(store_settings: StoreSettings, number: int) -> list[Registry]:
 class TestPublish:
     async def test_the_first_version(self, registry: Registry) -> None:
         done = await registry.publish(
-            BASE, NAME, prepared("a"), who="ann", message="first", source={"run": "r1", "step": 3}, metrics={"solved": 1}
+            BASE, NAME, prepared("a"), By("ann", "first"), source={"run": "r1", "step": 3}, metrics={"solved": 1}
         )
         assert (done.ref, done.created, done.retired) == (AdapterRef(BASE, NAME, 1), True, False)
         manifest = await registry.manifest(done.ref)
@@ -140,7 +140,7 @@ class TestConcurrentPublishers:
 class TestPromote:
     async def test_an_alias_moves_and_remembers(self, registry: Registry) -> None:
         await with_versions(registry, 2)
-        await registry.promote(BASE, NAME, "production", 1, who="ann", message="go")
+        await registry.promote(BASE, NAME, "production", 1, By("ann", "go"))
         head = await registry.promote(BASE, NAME, "production", 2)
         assert head.aliases == {"production": 2} and head.revision == 3
         history = [(move.from_version, move.to_version, move.who, move.message) for move in head.history]
@@ -156,9 +156,9 @@ class TestPromote:
 
     async def test_against_a_revision(self, registry: Registry) -> None:
         await with_versions(registry, 2)
-        await registry.promote(BASE, NAME, "production", 1, expected_revision=1)
+        await registry.promote(BASE, NAME, "production", 1, By(expected_revision=1))
         with pytest.raises(errors.VersionConflict) as caught:
-            await registry.promote(BASE, NAME, "production", 2, expected_revision=1)
+            await registry.promote(BASE, NAME, "production", 2, By(expected_revision=1))
         assert (caught.value.limit, caught.value.value) == (1, 2)
         assert "revision 2, not 1" in str(caught.value)
         assert (await registry.head(BASE, NAME)).aliases == {"production": 1}
@@ -188,7 +188,7 @@ class TestPromote:
     async def test_racing_against_a_revision_one_wins(self, store_settings: StoreSettings, store_kind: str) -> None:
         registries = several(store_settings, 3 if store_kind == "s3" else 12)
         await with_versions(registries[0], 1)
-        moves = (one.promote(BASE, NAME, f"alias-{i}", 1, expected_revision=1) for i, one in enumerate(registries))
+        moves = (one.promote(BASE, NAME, f"alias-{i}", 1, By(expected_revision=1)) for i, one in enumerate(registries))
         results = await asyncio.gather(*moves, return_exceptions=True)
         losers = [result for result in results if isinstance(result, BaseException)]
         assert len(losers) == len(registries) - 1
@@ -200,7 +200,7 @@ class TestRollback:
         await with_versions(registry, 3)
         for version in (1, 2, 3):
             await registry.promote(BASE, NAME, "production", version)
-        heads = [await registry.rollback(BASE, NAME, "production", who="bob") for _ in range(2)]
+        heads = [await registry.rollback(BASE, NAME, "production", by=By("bob")) for _ in range(2)]
         assert [head.aliases["production"] for head in heads] == [2, 1]
         assert (heads[-1].history[-1].kind, heads[-1].history[-1].who) == ("rollback", "bob")
         with pytest.raises(errors.InvalidRequest, match="no earlier version"):
@@ -241,7 +241,7 @@ class TestRollback:
         with pytest.raises(errors.InvalidRequest):
             await registry.rollback(BASE, NAME, "production")
         with pytest.raises(errors.VersionConflict):
-            await registry.rollback(BASE, NAME, "canary", expected_revision=1)
+            await registry.rollback(BASE, NAME, "canary", by=By(expected_revision=1))
         with pytest.raises(errors.ModelNotFound):
             await registry.rollback(BASE, "unknown", "production")
 
@@ -273,6 +273,157 @@ class TestRetire:
             await registry.retire(AdapterRef(BASE, NAME, 1))
         with pytest.raises(errors.ModelNotFound):
             await registry.retire(AdapterRef(BASE, NAME, 9))
+
+
+class TestWeights:
+    async def test_traffic_is_shared_until_one_is_promoted(self, registry: Registry) -> None:
+        await with_versions(registry, 3)
+        await registry.promote(BASE, NAME, "production", 1)
+        head = await registry.set_weights(BASE, NAME, "production", {1: 90, 3: 10}, By("ann", "try it"))
+        assert (head.aliases, head.weights) == ({"production": 1}, {"production": {1: 90, 3: 10}})
+        row = head.history[-1]
+        assert (row.kind, row.from_version, row.to_version, row.weights) == ("weights", 1, 1, {1: 90, 3: 10})
+        assert (await registry.index.entry(BASE, NAME)).weights == head.weights
+        head = await registry.promote(BASE, NAME, "production", 3)
+        assert (head.aliases, head.weights) == ({"production": 3}, {})
+
+    async def test_going_back_ends_the_sharing_first(self, registry: Registry) -> None:
+        await with_versions(registry, 3)
+        for version in (1, 2):
+            await registry.promote(BASE, NAME, "production", version)
+        await registry.set_weights(BASE, NAME, "production", {2: 50, 3: 50})
+        went = [await registry.rollback(BASE, NAME, "production") for _ in range(2)]
+        assert [(head.aliases["production"], head.weights) for head in went] == [(2, {}), (1, {})]
+
+    async def test_the_largest_share_is_named_when_the_old_version_has_none(self, registry: Registry) -> None:
+        await with_versions(registry, 3)
+        await registry.promote(BASE, NAME, "production", 1)
+        head = await registry.set_weights(BASE, NAME, "production", {2: 30, 3: 70})
+        assert head.aliases["production"] == 3
+
+    async def test_one_share_is_a_promotion(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        head = await registry.set_weights(BASE, NAME, "canary", {2: 5, 1: 0})
+        assert (head.aliases, head.weights, head.history[-1].kind) == ({"canary": 2}, {}, "promote")
+
+    async def test_a_version_with_a_share_can_not_be_retired(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.set_weights(BASE, NAME, "production", {1: 99, 2: 1})
+        with pytest.raises(errors.InvalidRequest, match="production"):
+            await registry.retire(AdapterRef(BASE, NAME, 2))
+
+    async def test_unknown_and_retired_versions_get_no_share(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.retire(AdapterRef(BASE, NAME, 1))
+        with pytest.raises(errors.VersionRetired):
+            await registry.set_weights(BASE, NAME, "production", {1: 1, 2: 1})
+        with pytest.raises(errors.ModelNotFound):
+            await registry.set_weights(BASE, NAME, "production", {2: 1, 9: 1})
+
+    async def test_a_view_shares_by_key(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.set_weights(BASE, NAME, "production", {1: 50, 2: 50})
+        view = RegistryView(registry, poll_interval_s=1)
+        await view.refresh()
+        model = parse_model_name(f"{BASE}:{NAME}")
+        by_key = {key: {view.resolve(model, key).ref.version for _ in range(5)} for key in "abcdefgh"}
+        assert all(len(versions) == 1 for versions in by_key.values())
+        assert {version for versions in by_key.values() for version in versions} == {1, 2}
+        assert {view.resolve(model).chosen_by, view.resolve(model, "a").chosen_by} == {"chance", "key"}
+        assert view.resolve(parse_model_name(f"{BASE}:{NAME}@2"), "a").chosen_by == "name"
+
+
+class TestProtectedAliases:
+    async def test_they_move_only_for_who_says_so(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.promote(BASE, NAME, "production", 1)
+        await registry.protect(BASE, NAME, "production", by=By("ann"))
+        for attempt in (
+            registry.promote(BASE, NAME, "production", 2),
+            registry.set_weights(BASE, NAME, "production", {1: 1, 2: 1}),
+            registry.unset(BASE, NAME, "production"),
+        ):
+            with pytest.raises(errors.Forbidden):
+                await attempt
+        await registry.promote(BASE, NAME, "canary", 2)
+        head = await registry.promote(BASE, NAME, "production", 2, By(unlock=True))
+        assert head.aliases == {"production": 2, "canary": 2}
+        head = await registry.protect(BASE, NAME, "production", on=False)
+        assert [row.kind for row in head.history] == ["promote", "protect", "promote", "promote", "unprotect"]
+
+    async def test_protection_is_no_move_to_go_back_to(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        for version in (1, 2):
+            await registry.promote(BASE, NAME, "production", version)
+        await registry.protect(BASE, NAME, "production")
+        head = await registry.rollback(BASE, NAME, "production", by=By(unlock=True))
+        assert head.aliases["production"] == 1
+
+
+class TestUnset:
+    async def test_an_alias_goes_away(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        await registry.promote(BASE, NAME, "canary", 1)
+        head = await registry.unset(BASE, NAME, "canary", By("ann", "done"))
+        assert (head.aliases, head.history[-1].kind, head.history[-1].from_version) == ({}, "unset", 1)
+
+
+class TestCollect:
+    async def test_a_collected_version_comes_back_only_by_its_content(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        ref = AdapterRef(BASE, NAME, 1)
+        head = await registry.collect(ref, By("gc"))
+        assert (head.retired, set(head.collected)) == ({1}, {1})
+        assert (await registry.index.entry(BASE, NAME)).versions[1].collected
+        with pytest.raises(errors.VersionRetired, match="collected"):
+            await registry.restore(ref)
+        item = prepared(f"{NAME}-1")
+        for file in item.files:
+            await registry.store.delete(layout.blob_key(item.digest, file.name))
+        back = await registry.publish(BASE, NAME, item)
+        assert (back.ref, back.created, back.retired) == (ref, False, False)
+        for file in item.files:
+            assert len((await registry.store.get(layout.blob_key(item.digest, file.name))).data) == file.size_bytes
+
+    async def test_not_while_an_alias_names_it(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        await registry.promote(BASE, NAME, "production", 1)
+        with pytest.raises(errors.InvalidRequest, match="production"):
+            await registry.collect(AdapterRef(BASE, NAME, 1))
+
+
+class TestTags:
+    async def test_words_on_a_version(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        ref = AdapterRef(BASE, NAME, 1)
+        await registry.tag(ref, {"run": "r1", "state": "good"})
+        head = await registry.tag(ref, {"state": None, "step": "30"})
+        assert head.tags == {1: {"run": "r1", "step": "30"}}
+        assert (await registry.index.entry(BASE, NAME)).versions[1].tags == {"run": "r1", "step": "30"}
+
+    @pytest.mark.parametrize("tags", [{"": "x"}, {"a b": "x"}, {"a": "x" * 257}, {f"k{i}": "x" for i in range(33)}], ids=repr)
+    async def test_bad_ones(self, tags: dict[str, str]) -> None:
+        registry = Registry(FakeStore())
+        await with_versions(registry, 1)
+        with pytest.raises(errors.InvalidRequest):
+            await registry.tag(AdapterRef(BASE, NAME, 1), tags)
+
+
+class TestHistory:
+    async def test_who_when_from_to_and_why(self, registry: Registry) -> None:
+        await with_versions(registry, 2)
+        await registry.promote(BASE, NAME, "production", 1, By("ann", "first"))
+        head = await registry.promote(BASE, NAME, "production", 2, By("bob", "better"))
+        first, second = head.history
+        assert (second.who, second.message, second.from_version, second.to_version) == ("bob", "better", 1, 2)
+        assert aliases.live_at(head, "production", second.at).to_version == 2
+        assert aliases.live_at(head, "production", first.at).to_version == 1
+        assert aliases.live_at(head, "production", "2000-01-01T00:00:00Z") is None
+
+    async def test_a_long_message_is_refused(self, registry: Registry) -> None:
+        await with_versions(registry, 1)
+        with pytest.raises(errors.InvalidRequest, match="1000"):
+            await registry.promote(BASE, NAME, "production", 1, By("ann", "x" * 1001))
 
 
 class TestBases:
@@ -337,7 +488,7 @@ class TestLostAnswers:
         registry = Registry(open_store(s3_settings))
         await with_versions(registry, 2)
         seaweed.proxy.lose_answer_next(method="PUT", contains="head.json")
-        head = await registry.promote(BASE, NAME, "production", 2, expected_revision=1)
+        head = await registry.promote(BASE, NAME, "production", 2, By(expected_revision=1))
         assert (head.revision, head.aliases, len(head.history)) == (2, {"production": 2}, 1)
 
     async def test_of_a_publication(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:

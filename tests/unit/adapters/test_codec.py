@@ -13,11 +13,11 @@ from adapters.names import AdapterRef
 from adapters.registry import codec
 from adapters.types import (
     AdapterEntry,
-    AliasMove,
     AppliedRule,
     BaseContract,
     FileDigest,
     Head,
+    HistoryRow,
     Manifest,
     ModuleShape,
     VersionEntry,
@@ -47,13 +47,18 @@ HEAD = Head(
     3,
     "id",
     {"production": 2},
-    (AliasMove("production", None, 2, "2026", "ann", "go"),),
+    {"production": {2: 90, 3: 10}},
+    frozenset({"production"}),
+    (HistoryRow("production", None, 2, "2026", "ann", "go", "weights", {2: 90, 3: 10}),),
     frozenset({1, 10, 2}),
+    {10: "2026"},
+    {2: {"run": "r1"}},
     ("id",),
     {"pins": [1]},
 )
 CONTRACT = BaseContract("b", "f", {"model.q": ModuleShape(64, 128)}, 32, "model.language_model", True, "Qwen3ForCausalLM")
-ENTRY = AdapterEntry("b", "n", 3, {"production": 2}, {2: VersionEntry(2, "d", FILES, 8, "2026", 4, True)})
+SHOWN = VersionEntry(2, "d", FILES, 8, "2026", 4, True, True, {"run": "r1"})
+ENTRY = AdapterEntry("b", "n", 3, {"production": 2}, {2: SHOWN}, {"production": {2: 1, 3: 1}})
 DECODERS = [codec.decode_manifest, codec.decode_head, codec.decode_contract, codec.decode_entries]
 ENCODED = [
     codec.encode_manifest(MANIFEST, change_id="x"),

@@ -12,6 +12,7 @@ from adapters.names import AdapterRef
 from adapters.registry import Registry, layout
 from adapters.settings import StoreSettings
 from adapters.store import Listed, Object, Store, open_store
+from adapters.types import By
 from tests.prepared import prepared
 
 BASE, NAME = "Qwen/Qwen3-0.6B", "maze"
@@ -167,7 +168,7 @@ class TestLostAnswers:
         done = await registry.publish(BASE, NAME, prepared())
         assert done.created and done.ref.version == 1
         registry.store.lose = True  # type: ignore[attr-defined]
-        head = await registry.promote(BASE, NAME, "production", 1, expected_revision=1)
+        head = await registry.promote(BASE, NAME, "production", 1, By(expected_revision=1))
         assert (head.revision, len(head.history)) == (2, 1)
         await check_index_is_true(store)
 
