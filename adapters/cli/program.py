@@ -1,0 +1,36 @@
+"""The app and the program: our commands, then those that other packages add through the entry points `loramux.commands`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any
+
+import typer
+
+PUBLISH = "Publish"
+VERSIONS = "Versions"
+ALIASES = "Aliases"
+TRY = "Try"
+UPKEEP = "Upkeep"
+RUN = "Run"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="LoraMux: publish adapters, move aliases, try them, run everything.",
+)
+
+
+def main() -> None:
+    """The program: commands of ours, then those that other packages add."""
+    for extra in entry_points(group="loramux.commands"):
+        _add_commands(extra)
+    app()
+
+
+def _add_commands(extra: Any) -> None:
+    """Another package's commands. Each is a typer app; importing it is cheap, its work is imported when it runs."""
+    for command in extra.load().registered_commands:
+        if not isinstance(command.rich_help_panel, str):
+            command.rich_help_panel = RUN
+        app.registered_commands.append(command)
