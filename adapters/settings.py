@@ -39,7 +39,10 @@ class StoreSettings(Section):
 class RegistrySettings(StoreSettings):
     """The registry."""
 
-    poll_interval_s: float = Field(default=1.0, gt=0, description="How often gateways and replicas look for changes.")
+    poll_interval_s: float = Field(default=1.0, gt=0, description="How often gateways look for changes.")
+    sweep_interval_s: float = Field(
+        default=300.0, gt=0, description="How often a gateway compares the index with the adapters and repairs it."
+    )
 
 
 class CacheSettings(Section):

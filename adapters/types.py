@@ -145,7 +145,8 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
-    """An adapter as the index shows it."""
+    """An adapter as the index shows it. `head_etag` is that of the head which the row was made from: a listing that shows
+    another one shows a row that is behind."""
 
     base: str
     name: str
@@ -153,6 +154,7 @@ class AdapterEntry:
     aliases: dict[str, int]
     versions: dict[int, VersionEntry]
     weights: dict[str, dict[int, int]] = field(default_factory=dict)
+    head_etag: str | None = None
 
     @property
     def latest(self) -> int | None:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from adapters.errors import InternalError, InvalidRequest, LoraMuxError
 from adapters.registry import Registry
+from adapters.registry.keeper import keep_index
 from adapters.registry.view import RegistryView
 from gateway import health_routes, model_routes, openai_routes, registry_routes
 from gateway.backend import Backend
@@ -37,10 +38,23 @@ class Parts:
     model_lists: dict[bool, model_routes.ModelList] = field(default_factory=dict)
 
 
-def build_app(settings: GatewaySettings, registry: Registry, backend: Backend, *, poll_interval_s: float = 1.0) -> FastAPI:
-    """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it."""
+def build_app(
+    settings: GatewaySettings,
+    registry: Registry,
+    backend: Backend,
+    *,
+    poll_interval_s: float = 1.0,
+    sweep_interval_s: float = 300.0,
+) -> FastAPI:
+    """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it, and the index is kept in repair."""
     view = RegistryView(registry, poll_interval_s)
-    app = FastAPI(title="LoraMux", docs_url=None, redoc_url=None, openapi_url="/openapi.json", lifespan=_lifespan(view))
+    app = FastAPI(
+        title="LoraMux",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        lifespan=_lifespan(view, registry, sweep_interval_s),
+    )
     app.state.parts = Parts(settings, registry, view, backend)
     for routes in (openai_routes, model_routes, registry_routes, health_routes):
         app.include_router(routes.router)
@@ -59,14 +73,15 @@ def build_app(settings: GatewaySettings, registry: Registry, backend: Backend, *
     return app
 
 
-def _lifespan(view: RegistryView):
+def _lifespan(view: RegistryView, registry: Registry, sweep_interval_s: float):
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
-        polling = asyncio.create_task(view.run())
+        tasks = [asyncio.create_task(view.run()), asyncio.create_task(keep_index(registry, sweep_interval_s))]
         try:
             yield
         finally:
-            polling.cancel()
+            for task in tasks:
+                task.cancel()
 
     return lifespan
 

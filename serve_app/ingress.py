@@ -32,4 +32,10 @@ class Gateway:
             max_queued={base.id: base.max_queued_requests for base in settings.bases},
         )
         registry = Registry(open_store(settings.registry))
-        return build_app(settings.gateway, registry, backend, poll_interval_s=settings.registry.poll_interval_s)
+        return build_app(
+            settings.gateway,
+            registry,
+            backend,
+            poll_interval_s=settings.registry.poll_interval_s,
+            sweep_interval_s=settings.registry.sweep_interval_s,
+        )

@@ -1,4 +1,4 @@
-"""The derived picture of the registry: one row per adapter, in 64 shards that any writer repairs.
+"""The derived picture of the registry: one row per adapter, in 256 shards that any writer repairs.
 
 A row is always computed from the truth (manifests and head) after its shard was read, and written only if the shard is still
 the one that was read. The truth only grows, so a slow writer can't take a faster one back.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from adapters.errors import StoreConflict, StoreError, StoreMissing
 from adapters.names import AdapterRef
@@ -31,6 +31,18 @@ class Shard:
     rows: Rows
     etag: str | None
     whole: bool
+
+
+@dataclass(slots=True)
+class ListedAdapter:
+    """What one listing of the store shows of an adapter: its versions, and the ETag of its head."""
+
+    versions: set[int] = field(default_factory=set)
+    head_etag: str | None = None
+
+    def is_shown_by(self, row: AdapterEntry | None) -> bool:
+        """Whether the index row is up to what was listed."""
+        return row is not None and row.versions.keys() == self.versions and row.head_etag == self.head_etag
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ def version_entry(manifest: Manifest) -> VersionEntry:
     )
 
 
-def adapter_entry(head: Head, versions: Mapping[int, VersionEntry]) -> AdapterEntry:
+def adapter_entry(head: Head, head_etag: str | None, versions: Mapping[int, VersionEntry]) -> AdapterEntry:
     """The row of an adapter: its versions as the head shows them now."""
     shown = {
         number: replace(
@@ -78,7 +90,7 @@ def adapter_entry(head: Head, versions: Mapping[int, VersionEntry]) -> AdapterEn
         )
         for number in sorted(versions)
     }
-    return AdapterEntry(head.base, head.name, head.revision, dict(head.aliases), shown, dict(head.weights))
+    return AdapterEntry(head.base, head.name, head.revision, dict(head.aliases), shown, dict(head.weights), head_etag)
 
 
 class Truth:
@@ -115,24 +127,26 @@ class Truth:
             return Head(base, name), None
         return codec.decode_head(found.data), found.etag
 
-    async def adapters(self) -> dict[AdapterName, list[int]]:
+    async def adapters(self) -> dict[AdapterName, ListedAdapter]:
         """Every adapter with a version, by one listing."""
-        found: dict[AdapterName, list[int]] = {}
+        found: dict[AdapterName, ListedAdapter] = {}
         async for row in self._store.list(layout.ADAPTERS):
             if (ref := layout.ref_of_key(row.key)) is not None:
-                found.setdefault(AdapterName(ref.base, ref.name), []).append(ref.version)
-        return found
+                found.setdefault(AdapterName(ref.base, ref.name), ListedAdapter()).versions.add(ref.version)
+            elif (adapter := layout.adapter_of_head_key(row.key)) is not None:
+                found.setdefault(adapter, ListedAdapter()).head_etag = row.etag
+        return {adapter: listed for adapter, listed in found.items() if listed.versions}
 
     async def entry(self, base: str, name: str, known: AdapterEntry | None = None) -> AdapterEntry | None:
         """The adapter's row, or None without a version. Versions of `known` are not read again: a manifest never changes."""
         numbers = await self.versions(base, name)
         if not numbers:
             return None
-        rows = dict(known.versions) if known else {}
+        rows = {number: known.versions[number] for number in numbers if known and number in known.versions}
         manifests = await self.manifests(base, name, [number for number in numbers if number not in rows])
         rows |= {manifest.ref.version: version_entry(manifest) for manifest in manifests}
-        head, _ = await self.head(base, name)
-        return adapter_entry(head, rows)
+        head, etag = await self.head(base, name)
+        return adapter_entry(head, etag, rows)
 
 
 class Index:
@@ -185,42 +199,72 @@ class Index:
         rows, _ = await self._swap(number, change)
         return rows.get(adapter)
 
-    async def sweep(self) -> SweepReport:
-        """Compares every row with the truth and rewrites the shards that differ."""
-        adapters = await self._truth.adapters()
+    async def sweep(self, *, full: bool = False) -> SweepReport:
+        """Brings every row up to the truth: one listing shows which rows are behind, and only those are read.
+
+        With `full` every manifest and head is read, which proves the index instead of believing it.
+        """
+        listed = await self._truth.adapters()
+        by_shard: dict[int, set[AdapterName]] = {shard: set() for shard in await self._shards_there()}
+        for adapter in listed:
+            by_shard.setdefault(layout.shard_of(*adapter), set()).add(adapter)
         repaired: list[str] = []
         written = 0
-        for shard in sorted({layout.shard_of(*adapter) for adapter in adapters} | set(await self.etags())):
+        for shard, adapters in sorted(by_shard.items()):
             before: list[Shard] = []
 
-            async def change(found: Shard, shard: int = shard, before: list[Shard] = before) -> Rows:
+            async def change(found: Shard, adapters: set[AdapterName] = adapters, before: list[Shard] = before) -> Rows:
                 before[:] = [found]
                 # what was published after the listing is among the shard's rows, or its writer's turn comes after ours
-                return await self._true_rows(shard, adapters.keys() | found.rows.keys())
+                return await self._swept(found, adapters, listed, full or not found.whole)
 
             rows, wrote = await self._swap(shard, change)
             if wrote:
                 written += 1
                 repaired += _differences(before[0].rows, rows)
-        return SweepReport(len(adapters), sum(map(len, adapters.values())), tuple(sorted(repaired)), written)
+        versions = sum(len(adapter.versions) for adapter in listed.values())
+        return SweepReport(len(listed), versions, tuple(sorted(repaired)), written)
 
-    async def _true_rows(self, shard: int, adapters: Iterable[AdapterName]) -> Rows:
-        """The rows of those adapters that belong to `shard`, by the truth alone, a few at a time."""
+    async def _shards_there(self) -> list[int]:
+        """The shards that exist. What else lies among them, the shards of an older release say, is removed."""
+        found = []
+        async for row in self._store.list(layout.INDEX):
+            shard = layout.shard_of_key(row.key)
+            if shard is None:
+                await self._store.delete(row.key)
+            else:
+                found.append(shard)
+        return found
+
+    async def _swept(
+        self, found: Shard, adapters: set[AdapterName], listed: Mapping[AdapterName, ListedAdapter], full: bool
+    ) -> Rows:
+        """The rows of a shard: those that the listing confirms, the others by the truth."""
+        behind = {
+            adapter
+            for adapter in adapters | found.rows.keys()
+            if full or adapter not in listed or not listed[adapter].is_shown_by(found.rows.get(adapter))
+        }
+        fresh = await self._true_rows(behind, {} if full else found.rows)
+        return {**{adapter: row for adapter, row in found.rows.items() if adapter not in behind}, **fresh}
+
+    async def _true_rows(self, adapters: Iterable[AdapterName], known: Rows) -> Rows:
+        """The rows of those adapters by the truth alone, a few at a time; manifests that `known` shows are not read again."""
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
         async def read(adapter: AdapterName) -> AdapterEntry | None:
             async with gate:
-                return await self._truth.entry(*adapter)
+                return await self._truth.entry(*adapter, known=known.get(adapter))
 
-        mine = sorted(adapter for adapter in adapters if layout.shard_of(*adapter) == shard)
-        entries = await asyncio.gather(*map(read, mine))
+        entries = await asyncio.gather(*map(read, sorted(adapters)))
         return {AdapterName(entry.base, entry.name): entry for entry in entries if entry is not None}
 
     async def _made_whole(self, number: int, shard: Shard) -> Shard:
         """The shard; with rows from the truth if it was missing or unreadable, so that a writer brings back its neighbours."""
         if shard.whole:
             return shard
-        return replace(shard, rows=await self._true_rows(number, await self._truth.adapters()))
+        mine = [adapter for adapter in await self._truth.adapters() if layout.shard_of(*adapter) == number]
+        return replace(shard, rows=await self._true_rows(mine, {}))
 
     async def _swap(self, number: int, change: Callable[[Shard], Awaitable[Rows]]) -> tuple[Rows, bool]:
         """Changes a shard by compare-and-swap, unless it already holds what `change` makes of it. Returns the rows, and

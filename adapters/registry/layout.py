@@ -20,14 +20,15 @@ BLOBS = "blobs/"
 ADAPTERS = "adapters/"
 BASES = "bases/"
 INDEX = "index/"
-NUM_SHARDS = 64
+NUM_SHARDS = 256
 
 MAX_KEY_BYTES = 900  # S3 takes 1,024 with the prefix
 
 _MANIFEST = re.compile(r"adapters/([^/]+)/(.+)/versions/([1-9][0-9]{0,8})/manifest\.json")
+_HEAD = re.compile(r"adapters/([^/]+)/(.+)/head\.json")
 _VERSION = re.compile(r"([1-9][0-9]{0,8})/manifest\.json")
 _BASE = re.compile(r"bases/([^/]+)\.json")
-_SHARD = re.compile(r"index/([0-9]{2})\.json")
+_SHARD = re.compile(r"index/([0-9]{3})\.json")
 
 
 class AdapterName(NamedTuple):
@@ -79,7 +80,7 @@ def contract_key(base: str) -> str:
 
 
 def shard_key(shard: int) -> str:
-    return f"{INDEX}{shard:02d}.json"
+    return f"{INDEX}{shard:03d}.json"
 
 
 def shard_of(base: str, name: str) -> int:
@@ -97,6 +98,12 @@ def ref_of_key(key: str) -> AdapterRef | None:
     """The ref whose manifest `key` is, or None."""
     match = _MANIFEST.fullmatch(key)
     return AdapterRef(base_of_key(match[1]), match[2], int(match[3])) if match else None
+
+
+def adapter_of_head_key(key: str) -> AdapterName | None:
+    """The adapter whose head `key` is, or None."""
+    match = _HEAD.fullmatch(key)
+    return AdapterName(base_of_key(match[1]), match[2]) if match else None
 
 
 def base_of_contract_key(key: str) -> str | None:

@@ -258,9 +258,9 @@ class Registry:
 
     # Index
 
-    async def sweep(self) -> SweepReport:
-        """Compares the index with the truth and repairs it."""
-        return await self.index.sweep()
+    async def sweep(self, *, full: bool = False) -> SweepReport:
+        """Brings the index up to the truth: by one listing, or with `full` by reading every manifest and head."""
+        return await self.index.sweep(full=full)
 
     async def entry(self, base: str, name: str) -> AdapterEntry:
         """The adapter's row by the truth, whatever the index says. Raises ModelNotFound."""

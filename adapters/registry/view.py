@@ -155,6 +155,9 @@ class RegistryView:
 
     async def _look(self) -> None:
         etags = await self._index.etags()
+        if not etags and not self.loaded:  # lost, or never made: a registry that was copied, or an older release's
+            await self._index.sweep()
+            etags = await self._index.etags()
         changed = [shard for shard, etag in etags.items() if self._etags.get(shard) != etag]
         gate = asyncio.Semaphore(FETCHES_AT_ONCE)
         errors = [error for error in await asyncio.gather(*(self._load(shard, gate) for shard in changed)) if error]

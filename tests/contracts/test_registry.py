@@ -453,9 +453,45 @@ class TestSweep:
         assert report.repaired == tuple(f"{BASE}:{name}" for name in ("a", "b", "c"))
         assert {row.key: (await registry.store.get(row.key)).data async for row in registry.store.list("index/")} == before
 
+    async def test_one_listing_finds_the_rows_that_are_behind(self, registry: Registry) -> None:
+        for name in ("a", "b", "c"):
+            await with_versions(registry, 1, name)
+        shard = layout.shard_of(BASE, "a")
+        old = (await registry.store.get(layout.shard_key(shard))).data
+        await registry.promote(BASE, "a", "production", 1)
+        there = await registry.store.get(layout.shard_key(shard))
+        await registry.store.replace(layout.shard_key(shard), old, there.etag)  # as if the writer had died before the index
+        assert (await registry.sweep()).repaired == (f"{BASE}:a",)
+        assert (await registry.index.entry(BASE, "a")).aliases == {"production": 1}
+
+    async def test_rows_that_lie_are_found_by_a_full_sweep_only(self, registry: Registry) -> None:
+        await with_versions(registry, 2, "a")
+        key = layout.shard_key(layout.shard_of(BASE, "a"))
+        there = await registry.store.get(key)
+        lie = there.data.replace(prepared("a-1").digest.encode(), b"0" * 64)
+        await registry.store.replace(key, lie, there.etag)
+        assert (await registry.sweep()).repaired == ()
+        assert (await registry.sweep(full=True)).repaired == (f"{BASE}:a",)
+        assert (await registry.store.get(key)).data == there.data
+
+    async def test_a_row_of_nothing_goes(self, registry: Registry) -> None:
+        await with_versions(registry, 1, "a")
+        await registry.store.delete(layout.manifest_key(AdapterRef(BASE, "a", 1)))
+        assert (await registry.sweep()).repaired == (f"{BASE}:a",)
+        assert await registry.index.entry(BASE, "a") is None
+
+    async def test_shards_of_an_older_release_are_replaced(self, registry: Registry) -> None:
+        await with_versions(registry, 1, "a")
+        await registry.store.delete(layout.shard_key(layout.shard_of(BASE, "a")))
+        await registry.store.put("index/07.json", b"{}")
+        view = RegistryView(registry, 1.0)
+        await view.refresh()
+        assert view.entry(BASE, "a") is not None
+        assert [row.key async for row in registry.store.list("index/")] == [layout.shard_key(layout.shard_of(BASE, "a"))]
+
     async def test_a_writer_repairs_the_shard_that_it_meets(self) -> None:
         registry = Registry(open_store(StoreSettings(url="memory://")))
-        names = [f"n{i}" for i in range(300)]
+        names = [f"n{i}" for i in range(1500)]
         mates = [name for name in names if layout.shard_of(BASE, name) == layout.shard_of(BASE, "n0")]
         assert len(mates) > 1
         for name in mates:
