@@ -45,6 +45,18 @@ class RegistrySettings(StoreSettings):
     )
 
 
+class DropSettings(StoreSettings):
+    """A watched prefix: adapter folders that are complete and have settled become versions by themselves.
+
+    Endpoint and credentials that are left out are the registry's.
+    """
+
+    base: str = Field(description="Base of the adapters that lie there.")
+    interval_s: float = Field(default=10.0, gt=0, description="How often a gateway looks.")
+    settle_s: float = Field(default=30.0, ge=0, description="A folder is taken when nothing in it changed for so long.")
+    promote: str | None = Field(default=None, description="Alias that moves to each new version; none moves none.")
+
+
 class CacheSettings(Section):
     """The node cache: verified adapter files on this node's disk, shared by its replicas."""
 

@@ -14,6 +14,9 @@ from adapters.store import Store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, PreparedAdapter, content_digest
 
 CHUNK_BYTES = 2**20
+NOTICE = "collecting-"
+GRACE_S = 24 * 3600.0  # how old files without a version must be before they are deleted
+NOTICE_LIFE_S = 180.0  # whoever deletes files is done with them this long after the notice
 
 Progress = Callable[[int, int], None]
 
@@ -75,6 +78,15 @@ class Upload:
     def _count(self, size: int) -> None:
         self._done += size
         self._progress(self._done, self._total)
+
+
+def notice_key(digest: str, collector: str) -> str:
+    """The notice that `collector` is about to delete the files of `digest`."""
+    return f"{layout.blob_folder(digest)}{NOTICE}{collector}.json"
+
+
+def is_notice(key: str) -> bool:
+    return key.rpartition("/")[2].startswith(NOTICE)
 
 
 def check_files(prepared: PreparedAdapter) -> None:
