@@ -46,7 +46,8 @@ class LoraMuxError(Exception):
     """Base of all. `message` is safe to show to a client: it names limits and values, never buckets, paths or traces.
 
     `reason` is a machine-readable sub-code (a refusal code of the publish contract, say; every store error has its own),
-    `limit` and `value` what was allowed and what was found, `param` the request field at fault, `retry_after_s` when a retry makes sense.
+    `limit` and `value` what was allowed and what was found, `param` the request field at fault, `retry_after_s` when a retry
+    makes sense.
     """
 
     code = "internal_error"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -35,7 +36,8 @@ class FakeStore:
     """Fulfils `adapters.store.Store`. ETags are unique for each write.
 
     `latency_s` delays every call; `gate`, when set to a cleared event, holds every call until the event is set;
-    `fail` plans failures; `calls` counts by (method, key); `running` and `most_running` tell how many ran at once.
+    `fail` plans failures; `calls` counts by (method, key); `running` and `most_running` tell how many ran at once;
+    `clock_s` gives the time of a write, `modified_s` holds it by key.
     """
 
     latency_s: float = 0.0
@@ -44,6 +46,8 @@ class FakeStore:
     running: int = 0
     most_running: int = 0
     objects: dict[str, Object] = field(default_factory=dict)
+    modified_s: dict[str, float] = field(default_factory=dict)
+    clock_s: Callable[[], float] = time.time
     _plans: list[FailurePlan] = field(default_factory=list)
     _writes: int = 0
 
@@ -73,6 +77,12 @@ class FakeStore:
             await self._delay()
             return self._there(key).data[start : start + length]
 
+    async def stat(self, key: str) -> Listed:
+        with self._call("stat", key):
+            await self._delay()
+            self._there(key)
+            return self._row(key)
+
     async def create(self, key: str, data: bytes) -> str:
         with self._call("create", key):
             await self._delay()
@@ -100,7 +110,7 @@ class FakeStore:
     async def list(self, prefix: str) -> AsyncIterator[Listed]:
         with self._call("list", prefix):
             await self._delay()
-            rows = [Listed(key, len(found.data), found.etag) for key, found in self.objects.items() if key.startswith(prefix)]
+            rows = [self._row(key) for key in self.objects if key.startswith(prefix)]
         for row in sorted(rows, key=lambda row: row.key):
             yield row
 
@@ -131,7 +141,12 @@ class FakeStore:
             raise StoreMissing("no such object")
         return self.objects[key]
 
+    def _row(self, key: str) -> Listed:
+        found = self.objects[key]
+        return Listed(key, len(found.data), found.etag, self.modified_s.get(key, 0.0))
+
     def _write(self, key: str, data: bytes) -> str:
         self._writes += 1
+        self.modified_s[key] = self.clock_s()
         self.objects[key] = Object(bytes(data), f'"{self._writes}"')
         return self.objects[key].etag

@@ -11,7 +11,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from adapters.errors import StoreConflict, StoreError, StoreMissing
+from adapters.errors import StoreConflict, StoreError, StoreMissing, StoreUnreachable
 from adapters.names import AdapterRef
 from adapters.registry import codec, layout
 from adapters.registry.layout import AdapterName
@@ -268,7 +268,8 @@ class Index:
 
     async def _swap(self, number: int, change: Callable[[Shard], Awaitable[Rows]]) -> tuple[Rows, bool]:
         """Changes a shard by compare-and-swap, unless it already holds what `change` makes of it. Returns the rows, and
-        whether they were written."""
+        whether they were written. A write whose answer was lost is read again, and written a second time at most."""
+        lost = False
         for attempt in range(MAX_ATTEMPTS):
             shard = await self.read(number)
             rows = await change(shard)
@@ -279,6 +280,10 @@ class Index:
                 return rows, True
             except StoreConflict:
                 await asyncio.sleep(random.random() * min(0.01 * (attempt + 1), 0.2))
+            except StoreUnreachable:
+                if lost:
+                    raise
+                lost = True
         raise StoreConflict("the index is being written by too many at once; try again", retry_after_s=1)
 
     async def _write(self, number: int, rows: Rows, etag: str | None) -> None:

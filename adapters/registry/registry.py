@@ -230,6 +230,7 @@ class Registry:
     async def put_base(self, contract: BaseContract) -> None:
         """Says what a base takes; the last writer wins. Writes nothing if the registry already says so."""
         key, data = layout.contract_key(check_base_id(contract.base)), codec.encode_contract(contract)
+        lost = False
         for attempt in range(MAX_ATTEMPTS):
             try:
                 found = await self.store.get(key)
@@ -242,6 +243,10 @@ class Registry:
                 return
             except StoreConflict:
                 await jitter(attempt)
+            except StoreUnreachable:  # written or not: read it again, once
+                if lost:
+                    raise
+                lost = True
         raise VersionConflict("too many replicas describe this base at once; try again", retry_after_s=1)
 
     async def base(self, base_id: str) -> BaseContract:

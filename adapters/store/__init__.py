@@ -12,6 +12,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from adapters.errors import StoreMisconfigured
+from adapters.metrics import NULL_METER, Meter
 from adapters.settings import StoreSettings
 
 
@@ -25,15 +26,17 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One row of a listing."""
+    """One row of a listing. `modified_s` is the Unix time of the last write, by the store's clock; some keep whole seconds."""
 
     key: str
     size_bytes: int
     etag: str
+    modified_s: float
 
 
 class Store(Protocol):
-    """What every store can do. Any method may raise StoreUnreachable, StoreDenied, StoreThrottled or StoreMisconfigured."""
+    """What every store can do. Any method may raise StoreUnreachable, StoreDenied, StoreThrottled or StoreMisconfigured, or a
+    subclass that says more; a write also StoreFull. What passes by itself was tried again before (`adapters.store.retrying`)."""
 
     async def get(self, key: str) -> Object:
         """The object. Raises StoreMissing."""
@@ -43,13 +46,18 @@ class Store(Protocol):
         """`length` bytes from `start` (fewer only at the end of the object). Raises StoreMissing."""
         ...
 
+    async def stat(self, key: str) -> Listed:
+        """The object's row, without its bytes. Raises StoreMissing."""
+        ...
+
     async def create(self, key: str, data: bytes) -> str:
-        """Writes the object only if the key is free; returns its ETag. Raises StoreConflict if it is taken."""
+        """Writes the object only if the key is free; returns its ETag. Raises StoreConflict if it is taken. After
+        StoreUnreachable (unless it is StoreNoConnection) the object may be written: read it again."""
         ...
 
     async def replace(self, key: str, data: bytes, etag: str) -> str:
         """Writes the object only if it still has `etag`; returns the new ETag. Raises StoreConflict otherwise, also when
-        the key is gone."""
+        the key is gone. A lost answer is as with `create`."""
         ...
 
     async def put(self, key: str, data: bytes) -> str:
@@ -65,17 +73,17 @@ class Store(Protocol):
         ...
 
 
-def open_store(settings: StoreSettings) -> Store:
-    """The store that `settings.url` names: `s3://bucket/prefix`, `file:///dir` or `memory://`."""
+def open_store(settings: StoreSettings, *, meter: Meter = NULL_METER) -> Store:
+    """The store that `settings.url` names: `s3://bucket/prefix`, `file:///dir` or `memory://`. Its calls go to `meter`."""
     scheme = urlsplit(settings.url).scheme
     if scheme in ("s3", "memory"):
         from adapters.store.objects import open_object_store
 
-        return open_object_store(settings)
+        return open_object_store(settings, meter)
     if scheme == "file":
         from adapters.store.folder import LocalStore
 
-        return LocalStore.from_url(settings.url)
+        return LocalStore.from_url(settings.url, meter)
     raise StoreMisconfigured(
         f"the registry address begins with `{scheme or settings.url[:40]}`; "
         "`s3://bucket/prefix`, `file:///dir` or `memory://` are taken"

@@ -24,18 +24,22 @@ from adapters.errors import (
     StoreConflict,
     StoreDenied,
     StoreError,
+    StoreFull,
     StoreMisconfigured,
     StoreMissing,
     StoreUnreachable,
 )
+from adapters.metrics import NULL_METER, Meter
 from adapters.registry.layout import check_key
 from adapters.store import Listed, Object
+from adapters.store.retrying import Caller
 
 TEMPORARY = ".tmp"
 LOCKS = ".locks"
 NUM_LOCKS = 256
 HASHED_BYTES = 2**20
 LEFTOVER_AGE_S = 24 * 3600.0
+FULL_RETRY_AFTER_S = 30.0
 
 T = TypeVar("T")
 
@@ -43,18 +47,19 @@ T = TypeVar("T")
 class LocalStore:
     """A `Store` in a folder; also streams files in (`put_stream`)."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, caller: Caller) -> None:
         self._root = root
+        self._caller = caller
         self._temporary = root / TEMPORARY
         self._locks = root / LOCKS
 
     @classmethod
-    def from_url(cls, url: str) -> LocalStore:
+    def from_url(cls, url: str, meter: Meter = NULL_METER) -> LocalStore:
         """The store of `file:///dir`, which is made if it is missing. Raises StoreMisconfigured or StoreDenied."""
         address = urlsplit(url)
         if address.scheme != "file" or address.netloc not in ("", "localhost") or not address.path.startswith("/"):
             raise StoreMisconfigured("a local store's address is `file:///dir`, with an absolute path")
-        store = cls(Path(unquote(address.path)))
+        store = cls(Path(unquote(address.path)), Caller(meter))
         with _our_errors():
             store._temporary.mkdir(parents=True, exist_ok=True)
             store._locks.mkdir(exist_ok=True)
@@ -62,25 +67,37 @@ class LocalStore:
         return store
 
     async def get(self, key: str) -> Object:
-        return await self._work(self._get, key)
+        return await self._call("get", self._get, key)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        return await self._work(self._get_range, key, start, length)
+        return await self._call("get_range", self._get_range, key, start, length)
+
+    async def stat(self, key: str) -> Listed:
+        return await self._call("stat", self._stat, key)
 
     async def create(self, key: str, data: bytes) -> str:
-        return await self._work(self._create, key, data)
+        return await self._call("create", self._create, key, data)
 
     async def replace(self, key: str, data: bytes, etag: str) -> str:
-        return await self._work(self._replace, key, data, etag)
+        return await self._call("replace", self._replace, key, data, etag)
 
     async def put(self, key: str, data: bytes) -> str:
-        return await self._work(self._put, key, data)
+        return await self._call("put", self._put, key, data)
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> str:
         """Writes the chunks as one object; an error of `chunks` passes through and nothing is visible."""
         path = self._path(key)
-        with _our_errors():
-            draft = await asyncio.to_thread(self._draft)
+        return await self._caller.run("put_stream", lambda: self._put_stream(path, chunks))
+
+    async def delete(self, key: str) -> None:
+        await self._call("delete", self._delete, key)
+
+    async def list(self, prefix: str) -> AsyncIterator[Listed]:
+        for row in await self._call("list", self._list, prefix):
+            yield row
+
+    async def _put_stream(self, path: Path, chunks: AsyncIterator[bytes]) -> str:
+        draft = await self._work(self._draft)
         try:
             async for chunk in chunks:
                 await self._work(draft.write, chunk)
@@ -88,12 +105,8 @@ class LocalStore:
         finally:
             _discard(draft)
 
-    async def delete(self, key: str) -> None:
-        await self._work(self._delete, key)
-
-    async def list(self, prefix: str) -> AsyncIterator[Listed]:
-        for row in await self._work(self._list, prefix):
-            yield row
+    async def _call(self, method: str, function: Callable[..., T], *args: object) -> T:
+        return await self._caller.run(method, lambda: self._work(function, *args))
 
     async def _work(self, function: Callable[..., T], *args: object) -> T:
         with _our_errors():
@@ -113,6 +126,10 @@ class LocalStore:
         with open(self._path(key), "rb") as file:
             file.seek(start)
             return file.read(max(0, length))
+
+    def _stat(self, key: str) -> Listed:
+        with open(self._path(key), "rb") as file:
+            return _row(key, file)
 
     def _create(self, key: str, data: bytes) -> str:
         path = self._path(key)
@@ -148,7 +165,7 @@ class LocalStore:
         if folder:
             check_key(folder)
         keys = (key for key in self._keys(self._root / folder) if key.startswith(prefix))
-        rows = (self._row(key) for key in sorted(keys))
+        rows = (self._row_if_there(key) for key in sorted(keys))
         return [row for row in rows if row is not None]
 
     def _keys(self, folder: Path) -> Iterator[str]:
@@ -158,12 +175,11 @@ class LocalStore:
             for name in files:
                 yield Path(parent, name).relative_to(self._root).as_posix()
 
-    def _row(self, key: str) -> Listed | None:
+    def _row_if_there(self, key: str) -> Listed | None:
         """The row of a key, or None if it went away while the folder was walked."""
         try:
             with open(self._root / key, "rb") as file:
-                status = os.fstat(file.fileno())
-                return Listed(key, status.st_size, _etag(status, file.read))
+                return _row(key, file)
         except FileNotFoundError:
             return None
 
@@ -216,6 +232,11 @@ def _discard(draft: IO[bytes]) -> None:
     Path(draft.name).unlink(missing_ok=True)
 
 
+def _row(key: str, file: IO[bytes]) -> Listed:
+    status = os.fstat(file.fileno())
+    return Listed(key, status.st_size, _etag(status, file.read), status.st_mtime)
+
+
 def _etag(status: os.stat_result, read: Callable[[], bytes]) -> str:
     """Changes with each write: time, inode and size, and for small objects (everything that is compared and swapped) a hash
     of the content, since some shared file systems keep times in whole seconds."""
@@ -264,7 +285,7 @@ def _our_errors() -> Iterator[None]:
 
 def _by_errno(error: OSError) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreUnreachable("the store's disk is full")
+        return StoreFull("the disk under the store's folder is full", retry_after_s=FULL_RETRY_AFTER_S)
     if error.errno == errno.EROFS:
         return StoreDenied("the store's folder is read-only")
     if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import stat
 import sys
-import threading
-from collections.abc import AsyncIterator, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import boto3
@@ -39,6 +39,29 @@ class TestReadingAndWriting:
         with pytest.raises(errors.StoreMissing):
             await store.get_range("nothing/here", 0, 4)
         await store.delete("nothing/here")
+
+    async def test_stat_is_the_row_of_a_listing(self, store: Store) -> None:
+        etag = await store.put("p/k", b"123")
+        found = await store.stat("p/k")
+        [row] = [row async for row in store.list("p/")]
+        assert (found.key, found.size_bytes, found.etag) == (row.key, row.size_bytes, row.etag) == ("p/k", 3, etag)
+        assert abs(found.modified_s - row.modified_s) <= 1  # some answers hold whole seconds
+
+    async def test_stat_of_what_is_not_an_object(self, store: Store) -> None:
+        await store.put("p/k", b"")
+        assert (await store.stat("p/k")).size_bytes == 0
+        for key in ("p", "p/other", "other"):
+            with pytest.raises(errors.StoreMissing):
+                await store.stat(key)
+
+    async def test_the_time_of_a_write_is_now_and_moves(self, store: Store) -> None:
+        before_s = time.time()
+        await store.create("k", b"1")
+        first = await store.stat("k")
+        assert before_s - 2 <= first.modified_s <= time.time() + 2
+        await asyncio.sleep(1.1)  # whole seconds on some stores
+        await store.replace("k", b"2", first.etag)
+        assert (await store.stat("k")).modified_s > first.modified_s
 
     async def test_delete(self, store: Store) -> None:
         await store.put("k", b"1")
@@ -220,109 +243,22 @@ class TestLocalFolder:
             with pytest.raises(errors.StoreDenied):
                 await store.get("k")
 
-
-class _Stub(BaseHTTPRequestHandler):
-    """Answers every request with the status and code that the test asked for."""
-
-    status, code = 200, ""
-
-    def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length") or 0))
-        body = f"<Error><Code>{self.code}</Code><Message>secret-bucket</Message></Error>".encode()
-        self.send_response(self.status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _answer
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def stub() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Stub", (_Stub,), {}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def stub_store(port: int, **others: object) -> Store:
-    return open_store(
-        StoreSettings.model_validate(
-            {
-                "url": "s3://secret-bucket/secret-prefix",
-                "endpoint": f"http://127.0.0.1:{port}",
-                "access_key_id": "a",
-                "secret_access_key": "b",
-                "retry_timeout_s": 0,
-                **others,
-            }
-        )
-    )
-
-
-WRITES = {"create", "replace"}
-ALL = {"get", "get_range", "create", "replace", "put", "list"}
-ANSWERS = [
-    (404, "NoSuchKey", {"replace"}, errors.StoreConflict),
-    (404, "NoSuchKey", {"get", "get_range"}, errors.StoreMissing),
-    (404, "NoSuchBucket", ALL, errors.StoreMisconfigured),
-    (409, "ConditionalRequestConflict", WRITES, errors.StoreConflict),
-    (412, "PreconditionFailed", WRITES, errors.StoreConflict),
-    (403, "AccessDenied", ALL, errors.StoreDenied),
-    (401, "Unauthorized", ALL, errors.StoreDenied),
-    (400, "ExpiredToken", ALL, errors.StoreDenied),
-    (503, "SlowDown", ALL, errors.StoreThrottled),
-    (429, "TooManyRequests", ALL, errors.StoreThrottled),
-    (500, "InternalError", ALL, errors.StoreUnreachable),
-    (503, "ServiceUnavailable", ALL, errors.StoreUnreachable),
-    (301, "PermanentRedirect", ALL, errors.StoreMisconfigured),
-    (400, "AuthorizationHeaderMalformed", ALL, errors.StoreMisconfigured),
-]
-
-
-class TestAnswersOfAws:
-    """What AWS answers and no local server does, from a stub."""
-
-    @pytest.mark.parametrize(("status", "code", "calls", "expected"), ANSWERS)
-    async def test_each_answer_is_its_own_error(
-        self, stub: ThreadingHTTPServer, status: int, code: str, calls: set[str], expected: type[errors.StoreError]
+    async def test_a_full_disk_is_its_own_trouble_and_leaves_what_was_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        handler = stub.RequestHandlerClass
-        handler.status, handler.code = status, code  # type: ignore[attr-defined]
-        store = stub_store(stub.server_port)
-        works = {
-            "get": lambda: store.get("k"),
-            "get_range": lambda: store.get_range("k", 0, 1),
-            "put": lambda: store.put("k", b""),
-            "create": lambda: store.create("k", b""),
-            "replace": lambda: store.replace("k", b"", '"x"'),
-            "list": lambda: keys(store, "i/"),
-        }
-        for name in sorted(calls):
-            with pytest.raises(errors.StoreError) as caught:
-                await works[name]()
-            assert type(caught.value) is expected, name
-            assert "secret" not in str(caught.value)
-            assert str(stub.server_port) not in str(caught.value)
+        store = LocalStore.from_url(f"file://{tmp_path}/r")
+        await store.put("k", b"1")
 
-    async def test_a_dead_store_is_reported_in_seconds(self) -> None:
-        store = stub_store(1, retry_timeout_s=0.5)
-        async with asyncio.timeout(5):
-            with pytest.raises(errors.StoreUnreachable):
-                await store.get("k")
+        def full(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def test_a_silent_store_is_reported_at_the_limit(self) -> None:
-        server = await asyncio.start_server(lambda reader, writer: asyncio.sleep(60), "127.0.0.1", 0)
-        store = stub_store(server.sockets[0].getsockname()[1], request_timeout_s=0.3)
-        async with asyncio.timeout(5):
-            with pytest.raises(errors.StoreUnreachable):
-                await store.create("k", b"")
-        server.close()
+        monkeypatch.setattr("os.fsync", full)
+        for call in (store.put("k", b"2"), store.create("new", b"2")):
+            with pytest.raises(errors.StoreFull):
+                await call
+        assert (await store.get("k")).data == b"1"
+        assert await keys(store, "") == ["k"]
+        assert not list((tmp_path / "r" / ".tmp").iterdir())
 
 
 SHORT_COMMAND = """
@@ -386,8 +322,9 @@ class TestRealS3:
 
     async def test_no_such_bucket(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
         store = open_store(seaweed.settings("x", url="s3://other-bucket/x"))
-        with pytest.raises(errors.StoreMisconfigured):
-            await keys(store, "")
+        for call in (store.get("k"), store.stat("k"), keys(store, "")):
+            with pytest.raises(errors.StoreNoBucket):
+                await call
 
     async def test_a_broken_connection_is_retried(self, seaweed: Seaweed, s3_settings: StoreSettings) -> None:
         store = open_store(s3_settings)

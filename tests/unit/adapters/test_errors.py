@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,15 @@ def test_store_errors_are_not_absence() -> None:
     for kind in kinds:
         assert issubclass(kind, errors.StoreError)
         assert [other for other in kinds if issubclass(other, kind)] == [kind]
+
+
+def test_every_trouble_of_a_store_has_a_reason_of_its_own_that_the_readme_names() -> None:
+    classes = [cls for cls in every_class() if issubclass(cls, errors.StoreError)]
+    reasons = [cls("trouble").reason for cls in classes]
+    assert len(set(reasons)) == len(classes)
+    readme = (Path(errors.__file__).parent / "README.md").read_text()
+    assert [reason for reason in reasons if f"`{reason}`" not in readme] == []
+
+
+def test_a_reason_that_is_given_wins() -> None:
+    assert errors.StoreMisconfigured("no", reason="conditional_writes_ignored").reason == "conditional_writes_ignored"
