@@ -19,7 +19,7 @@ check: setup     ## style, layers, units and contracts, in about a minute
 	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
 
 bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run
-	@$(BIN)/python loadtests/compare.py
+	@$(BIN)/python -m loadtests.compare
 
 setup:           ## only make .venv; PYTHON=... names another Python, GPU=1 is for a GPU machine (Python 3.12)
 	@command -v $(PYTHON) >/dev/null || { echo "set-up failed: there is no '$(PYTHON)'; install Python 3.11" >&2; exit 1; }

@@ -1,0 +1,304 @@
+"""A registry of thousands of adapters, on this machine: `python -m loadtests.registry_scale --out DIR`.
+
+Fills an S3 server on loopback with adapters of three versions each (copies of real, published ones under other names), lets the
+product build its index, then starts it and asks: how long does a start take beside one with an empty registry, how much memory
+has the gateway, how fast are lists, resolving, publishing and promoting, and what do invented names cost. Writes `summary.json`
+and prints a table beside the aims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from loadtests.compare import ENGINE, VLLM_ENVIRONMENT, Material, make_material
+from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, s3_server, wait_for_answer
+
+VERSIONS = 3
+PREFIX = "registry"
+SEED = "seed"
+RESOLVE = re.compile(r"resolve;dur=([0-9.]+)")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A figure beside what was promised; `limit` is None where nothing was."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.limit is None:
+            return "-"
+        return "met" if self.value <= self.limit else "missed"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("loadtests/results") / time.strftime("registry-%Y-%m-%d-%H%M"))
+    parser.add_argument("--work", type=Path, default=Path(".loramux/bench"), help="where base and adapters are kept")
+    parser.add_argument("--adapters", type=int, default=10_000)
+    parser.add_argument("--invented", type=int, default=100_000, help="names that no adapter has, asked for")
+    parser.add_argument("--requests", type=int, default=200, help="requests behind each figure")
+    options = parser.parse_args()
+    material = make_material(options.work)
+    aims = asyncio.run(run(material, options))
+    write(aims, options)
+
+
+async def run(material: Material, options: argparse.Namespace) -> list[Aim]:
+    with s3_server() as (endpoint, client), tempfile.TemporaryDirectory(prefix="loramux-scale-") as folder:
+        config = Path(folder) / "loramux.yaml"
+        empty_s = start_with(material, endpoint, folder, config, "empty")
+        print(f"-- start with an empty registry: {empty_s:.1f} s", flush=True)
+        settings = settings_for(material, endpoint, folder, PREFIX)
+        config.write_text(yaml.safe_dump(settings))
+        figures = fill(client, material, config, options.adapters)
+        with up(settings, config) as (url, started_s):
+            figures.append(Aim("start of the product with it", started_s, "s"))
+            figures.append(Aim("the same over an empty registry", started_s / empty_s, "times", 1.25))
+            figures += await ask(url, config, material, options)
+        return figures
+
+
+# -- filling -----------------------------------------------------------------------------------------------------------
+
+
+def fill(client: Any, material: Material, config: Path, adapters: int) -> list[Aim]:
+    """Publishes one adapter, copies its manifests and head under other names, and lets the product index them."""
+    for number, folder in enumerate(list(material.folders.values())[:VERSIONS]):
+        command("publish", str(folder), "--name", SEED, "--base", "demo", *(["--promote"] if number == 0 else []), config=config)
+    documents = seed_documents(client)
+    names = [f"team-{number % 100:02d}/adapter-{number:05d}" for number in range(adapters)]
+    began = time.monotonic()
+    with ThreadPoolExecutor(16) as pool:
+        for done, _ in enumerate(pool.map(lambda name: copy_under(client, documents, name), names)):
+            if done % 2000 == 0:
+                print(f"-- {done} of {adapters} adapters written, {time.monotonic() - began:.0f} s", flush=True)
+    indexing = timed(lambda: command("sweep", config=config))
+    again = timed(lambda: command("sweep", config=config))
+    print(f"-- indexed in {indexing:.0f} s, looked through again in {again:.1f} s", flush=True)
+    shards = [row["Size"] for row in listed(client, f"{PREFIX}/index/")]
+    return [
+        Aim(f"index of {adapters} new adapters x {VERSIONS} versions built", indexing, "s"),
+        Aim("sweep that finds nothing to do", again, "s"),
+        Aim("largest shard, rewritten by a publication", max(shards) / 1e3, "kB", 1000),
+    ]
+
+
+def seed_documents(client: Any) -> dict[str, str]:
+    """The documents of the published adapter, by what follows its name in the key."""
+    root = f"{PREFIX}/adapters/demo/{SEED}/"
+    return {row["Key"].removeprefix(root): read(client, row["Key"]) for row in listed(client, root)}
+
+
+def copy_under(client: Any, documents: dict[str, str], name: str) -> None:
+    """The same versions under another name: keys and the name inside differ, digests and files are shared."""
+    for tail, text in documents.items():
+        body = text.replace(f'"{SEED}"', json.dumps(name))
+        client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/adapters/demo/{name}/{tail}", Body=body.encode())
+
+
+def listed(client: Any, prefix: str) -> Iterator[dict[str, Any]]:
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix):
+        yield from page.get("Contents", [])
+
+
+def read(client: Any, key: str) -> str:
+    return client.get_object(Bucket=BUCKET, Key=key)["Body"].read().decode()
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+async def ask(url: str, config: Path, material: Material, options: argparse.Namespace) -> list[Aim]:
+    gateway = gateway_process()
+    rng = random.Random(1)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=32)) as http:
+        models = await spread(options.requests, lambda: get(http, "/v1/models"))
+        count = len((await http.get("/v1/models")).json()["data"])
+        page = await spread(options.requests, lambda: get(http, "/v1/models?limit=100"))
+        resolve = await resolving(http, options, rng)
+        publish, seen = await publishing(http, config, material)
+        promote = timed(lambda: command("promote", "demo:team-00/adapter-00000", "2", config=config))
+        fresh = (await spread(1, lambda: get(http, "/v1/models")))[0]
+        before = rss_mb(gateway)
+        calls_before = await store_calls(http)
+        asked_s = await invent(http, options.invented)
+        calls = await store_calls(http) - calls_before
+        grown = rss_mb(gateway) - before
+    listing = timed(lambda: command("list", "--json", config=config))
+    filtered = timed(lambda: command("list", "team-07/*", "--json", config=config))
+    return [
+        Aim(f"/v1/models, {count} entries, p50", statistics.median(models), "ms"),
+        Aim("/v1/models, p99", percentile(models, 0.99), "ms", 100),
+        Aim("/v1/models, the first after a change", fresh, "ms", 100),
+        Aim("/v1/models?limit=100, p99", percentile(page, 0.99), "ms", 100),
+        Aim("resolve, p99 (server-timing)", percentile(resolve, 0.99), "ms", 0.1),
+        Aim("loramux publish, the command", publish, "s"),
+        Aim("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
+        Aim("loramux promote, the command", promote, "s"),
+        Aim("loramux list, the command", listing, "s"),
+        Aim("loramux list 'team-07/*', the command", filtered, "s"),
+        Aim("memory of the gateway's process", before, "MB"),
+        Aim(f"more memory after {options.invented} invented names", grown, "MB", 5),
+        Aim("store calls a second meanwhile (polls and sweeps)", calls / asked_s, "1/s"),
+    ]
+
+
+async def resolving(http: httpx.AsyncClient, options: argparse.Namespace, rng: random.Random) -> list[float]:
+    """Ms to resolve random names, as the gateway measures it."""
+    times = []
+    for _ in range(options.requests):
+        number = rng.randrange(options.adapters)
+        body = {"model": f"demo:team-{number % 100:02d}/adapter-{number:05d}@2", "prompt": "Hello", "max_tokens": 1}
+        answer = await http.post("/v1/completions", json=body)
+        answer.raise_for_status()
+        times.append(float(RESOLVE.search(answer.headers["server-timing"])[1]))  # type: ignore[index]
+    return times
+
+
+async def publishing(http: httpx.AsyncClient, config: Path, material: Material) -> tuple[float, float]:
+    """Seconds of the command, and from its end until the gateway shows the new version."""
+    folder = list(material.folders.values())[VERSIONS]
+    took_s = timed(lambda: command("publish", str(folder), "--name", "team-00/adapter-00000", "--base", "demo", config=config))
+    began = time.monotonic()
+    where = {"base": "demo", "name": "team-00/adapter-00000"}
+    for _ in range(1000):
+        if len((await http.get("/registry/v1/adapter", params=where)).json()["versions"]) > VERSIONS:
+            return took_s, time.monotonic() - began
+        await asyncio.sleep(0.02)
+    raise SystemExit("the gateway never showed the new version")
+
+
+async def invent(http: httpx.AsyncClient, number: int) -> float:
+    """Asks for names that nobody has; returns the seconds that it took."""
+    began, numbers = time.monotonic(), iter(range(number))
+
+    async def work() -> None:
+        for n in numbers:
+            body = {"model": f"demo:team-{n % 100:02d}/ghost-{n:06d}", "prompt": "Hello"}
+            assert (await http.post("/v1/completions", json=body)).status_code == 404
+
+    await asyncio.gather(*(work() for _ in range(16)))
+    return time.monotonic() - began
+
+
+async def store_calls(http: httpx.AsyncClient) -> float:
+    """All calls to the store that the node's processes have counted."""
+    text = (await http.get("/metrics")).text
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if "loramux_store_calls_total" in line and line[0] != "#"
+    )
+
+
+async def get(http: httpx.AsyncClient, path: str) -> None:
+    (await http.get(path)).raise_for_status()
+
+
+async def spread(number: int, call: Callable[[], Awaitable[None]]) -> list[float]:
+    """Ms of each call, one after another."""
+    times = []
+    for _ in range(number):
+        began = time.perf_counter()
+        await call()
+        times.append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def gateway_process() -> psutil.Process:
+    return next(p for p in psutil.process_iter(["cmdline"]) if "Gateway" in " ".join(p.info["cmdline"] or [])[:200])
+
+
+def rss_mb(process: psutil.Process) -> float:
+    return process.memory_info().rss / 1e6
+
+
+# -- the product -------------------------------------------------------------------------------------------------------
+
+
+def settings_for(material: Material, endpoint: str, folder: str, prefix: str) -> dict[str, Any]:
+    registry = {
+        "url": f"s3://{BUCKET}/{prefix}",
+        "endpoint": endpoint,
+        "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
+        "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+    }
+    base = {"id": "demo", "source": str(material.base), "accelerator": "cpu", "engine": ENGINE, "env": VLLM_ENVIRONMENT}
+    gateway = {"port": free_port(), "num_cpus": 0.5}
+    return {"registry": registry, "cache": {"dir": f"{folder}/cache"}, "gateway": gateway, "bases": [base]}
+
+
+def start_with(material: Material, endpoint: str, folder: str, config: Path, prefix: str) -> float:
+    """Seconds of a start and end over another registry, an empty one."""
+    settings = settings_for(material, endpoint, folder, prefix)
+    config.write_text(yaml.safe_dump(settings))
+    with up(settings, config) as (_, started_s):
+        return started_s
+
+
+@contextmanager
+def up(settings: dict[str, Any], config: Path) -> Iterator[tuple[str, float]]:
+    """The running product's address, and the seconds until it answered."""
+    url, began = f"http://127.0.0.1:{settings['gateway']['port']}", time.monotonic()
+    loramux = [str(BIN / "loramux"), "up", "--no-demo", "--config", str(config)]
+    with process(loramux, {}, cwd=str(config.parent)) as running:
+        wait_for_answer(url, "demo", running)
+        yield url, time.monotonic() - began
+
+
+def command(*words: str, config: Path) -> None:
+    done = subprocess.run([str(BIN / "loramux"), *words, "--config", str(config)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"loramux {words[0]} failed: {done.stderr[-2000:]}")
+
+
+def timed(work: Callable[[], Any]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(figures: list[Aim], options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = [{"name": f.name, "value": round(f.value, 3), "unit": f.unit, "aim": f.limit, "verdict": f.verdict} for f in figures]
+    about = {"cores": os.cpu_count(), "adapters": options.adapters, "versions": VERSIONS, "requests": options.requests}
+    summary = {"schema_version": 1, "about": about | {"when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, "figures": rows}
+    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print("| what | value | aim | |\n| --- | --- | --- | --- |")
+    for figure in figures:
+        aim = "-" if figure.limit is None else f"<= {figure.limit:g} {figure.unit}"
+        print(f"| {figure.name} | {figure.value:.2f} {figure.unit} | {aim} | {figure.verdict} |")
+    print(f"\nwritten: {options.out / 'summary.json'}")
+
+
+if __name__ == "__main__":
+    main()
