@@ -77,13 +77,13 @@ class Registry:
         _check_by(by)
         manifest = _manifest(AdapterRef(check_base_id(base), _check_name(name), 1), prepared)
         manifest = replace(manifest, who=by.who, message=by.message, source=source or {}, metrics=_finite(metrics or {}))
-        await Upload(self.store, prepared, progress).run()
+        await Upload(self.store, prepared, progress).run(lambda: self._holds(base, name, prepared.digest))
         found, created = await self._claim(manifest)
         row = _row(by, aliases.RESTORE)
         head = await self.heads.ensure(base, name)
         if found.ref.version in head.collected:
             head = await self.heads.change(base, name, lambda head: aliases.republished(head, found.ref.version, row))
-        await Upload(self.store, prepared).run()  # what nobody named until now may have been collected meanwhile
+        await Upload(self.store, prepared).run(_yes)  # a publisher that was slow may have lost them again
         await self.index.update(base, name, revision=head.revision, version=found.ref.version)
         return Published(found.ref, created, found, retired=found.ref.version in head.retired)
 
@@ -109,6 +109,11 @@ class Registry:
         manifests = await self.truth.manifests(base, name, doubtful)
         found = next((manifest for manifest in manifests if manifest.digest == digest), None)
         return found, max(numbers, default=0) + 1
+
+    async def _holds(self, base: str, name: str, digest: str) -> bool:
+        """Whether a version of this adapter that was not collected names the digest: its files stay."""
+        found, _ = await self._find(base, name, digest)
+        return found is not None and found.ref.version not in (await self.truth.head(base, name))[0].collected
 
     async def _create_or_read(self, manifest: Manifest) -> tuple[Manifest, bool]:
         """Creates the manifest, or reads what has its number. After a conflict or a lost answer, ours is known by its bytes."""
@@ -280,6 +285,10 @@ class Registry:
         head = await self.heads.change(base, name, change, by.expected_revision)
         await self.index.update(base, name, revision=head.revision)
         return head
+
+
+async def _yes() -> bool:
+    return True
 
 
 def _row(by: By, kind: str) -> HistoryRow:

@@ -1,21 +1,28 @@
-"""How a version's two files come into the store: under their digest, hashed on the way, never half visible."""
+"""How a version's two files come into the store: under their digest, hashed on the way, never half visible.
+
+Files that no version names are deleted some day (`adapters.registry.collection`). An upload is done when one look shows them
+whole, young and without a notice of deletion: then they stay for half the grace at least, which is time enough to name them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from adapters.errors import AdapterCorrupt
+from adapters.errors import AdapterCorrupt, VersionConflict
 from adapters.registry import layout
-from adapters.store import Store
+from adapters.store import Listed, Store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, PreparedAdapter, content_digest
 
 CHUNK_BYTES = 2**20
 NOTICE = "collecting-"
 GRACE_S = 24 * 3600.0  # how old files without a version must be before they are deleted
+MAX_ROUNDS = 8
+NOTICE_LOOK_S = 0.5
 NOTICE_LIFE_S = 180.0  # whoever deletes files is done with them this long after the notice
 
 Progress = Callable[[int, int], None]
@@ -39,17 +46,38 @@ class Upload:
         self._progress = progress or (lambda done, total: None)
         self._total = sum(file.size_bytes for file in prepared.files)
         self._done = 0
+        self._sent: set[str] = set()
 
-    async def run(self) -> None:
-        """Uploads what is not there in the right size. Raises AdapterCorrupt if the bytes are not what `files` says."""
+    async def run(self, is_named: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Uploads what is not there in the right size, and what is so old that it may be deleted soon unless `is_named` says that
+        a version holds it. Waits for whoever is deleting these files.
+
+        Raises AdapterCorrupt if the bytes are not what `files` says, VersionConflict if the files don't stay there.
+        """
         check_files(self._prepared)
-        there = {row.key: row.size_bytes async for row in self._store.list(layout.blob_folder(self._prepared.digest))}
-        for file in self._prepared.files:
-            key = layout.blob_key(self._prepared.digest, file.name)
-            if there.get(key) == file.size_bytes:
-                self._count(file.size_bytes)
-            else:
-                await self._put(key, file)
+        notices = Notices(self._store)
+        for _ in range(MAX_ROUNDS):
+            rows = await notices.gone(layout.blob_folder(self._prepared.digest))
+            wanted = await self._wanted({row.key: row for row in rows}, is_named)
+            if not wanted:
+                self._count(self._total - self._done)
+                return
+            for file in wanted:
+                await self._put(layout.blob_key(self._prepared.digest, file.name), file)
+                self._sent.add(file.name)
+        raise VersionConflict("the files of this adapter don't stay in the store; try again", retry_after_s=1)
+
+    async def _wanted(self, there: Mapping[str, Listed], is_named: Callable[[], Awaitable[bool]] | None) -> list[FileDigest]:
+        rows = {file: there.get(layout.blob_key(self._prepared.digest, file.name)) for file in self._prepared.files}
+        wanted = [file for file, row in rows.items() if row is None or row.size_bytes != file.size_bytes]
+        old = [
+            file
+            for file, row in rows.items()
+            if row is not None and file not in wanted and file.name not in self._sent and _is_old(row)
+        ]
+        if old and not (is_named is not None and await is_named()):
+            wanted += old
+        return wanted
 
     async def _put(self, key: str, file: FileDigest) -> None:
         chunks = self._checked(file)
@@ -76,8 +104,33 @@ class Upload:
         return self._prepared.config if file.name == CONFIG_FILE else self._prepared.weights
 
     def _count(self, size: int) -> None:
-        self._done += size
+        self._done = min(self._done + size, self._total)  # what was sent twice counts once
         self._progress(self._done, self._total)
+
+
+class Notices:
+    """Waits until nobody is deleting. A notice that does not change for `NOTICE_LIFE_S` is one of a process that died."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._since_s: dict[tuple[str, str], float] = {}
+
+    async def gone(self, folder: str) -> list[Listed]:
+        """The rows of `folder` by a look that shows no notice. Removes notices of the dead."""
+        while True:
+            rows = [row async for row in self._store.list(folder)]
+            notices = [row for row in rows if is_notice(row.key)]
+            if not notices:
+                return rows
+            for row in notices:
+                # by our own clock, since the store's may be another
+                if time.monotonic() - self._since_s.setdefault((row.key, row.etag), time.monotonic()) >= NOTICE_LIFE_S:
+                    await self._store.delete(row.key)
+            await asyncio.sleep(NOTICE_LOOK_S)
+
+
+def _is_old(row: Listed) -> bool:
+    return time.time() - row.modified_s > GRACE_S / 2
 
 
 def notice_key(digest: str, collector: str) -> str:

@@ -83,8 +83,8 @@ class DyingStore:
 async def check_visible_is_whole(store: Store) -> None:
     """Whatever a reader can see is complete: manifests have their blobs, index rows their manifests and no newer revision."""
     registry = Registry(store)
-    for adapter, numbers in (await registry.truth.adapters()).items():
-        for manifest in await registry.truth.manifests(*adapter, numbers):
+    for adapter, listed in (await registry.truth.adapters()).items():
+        for manifest in await registry.truth.manifests(*adapter, listed.versions):
             for file in manifest.files:
                 assert len((await store.get(layout.blob_key(manifest.digest, file.name))).data) == file.size_bytes
     for shard in await registry.index.etags():
