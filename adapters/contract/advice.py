@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from adapters.contract.checks import Targets
+from adapters.contract.landing import is_expert
 from adapters.contract.peft_config import PeftConfig
 from adapters.contract.refusals import shown
 from adapters.contract.rewrite import ModulePlan
@@ -20,24 +22,64 @@ def warnings_for(
     config: PeftConfig, plans: Sequence[ModulePlan], contract: BaseContract | None, rules: Counter[str]
 ) -> Iterable[str]:
     """One sentence for each thing that is worth a look."""
-    name = _bare_name(config.base_name)
+    if rules["drop-vision"]:
+        yield (
+            f"LOSSY: {rules['drop-vision']} tensors of the vision tower are left out on request; "
+            "the answers are not those of the trained adapter"
+        )
+    if rules["drop-copies"]:
+        yield f"{rules['drop-copies']} copies of the base's own weights are left out"
+    yield from _base_warnings(_bare_name(config.base_name), contract)
+    yield from _scale_warnings(config, plans)
+
+
+def _base_warnings(name: str, contract: BaseContract | None) -> Iterable[str]:
     if contract is None:
         yield "no base contract was at hand: shapes, rank limit and modules were not checked"
     elif name and name.lower() != _bare_name(contract.base).lower():
         yield f"the configuration names the base `{shown(name)}`; it is published to `{contract.base}`"
     if name and _FOUR_BIT.search(name):
         yield "the adapter was trained on a base quantised to 4 bits; answers may differ a little on the full base"
-    if rules["drop-copies"]:
-        yield f"{rules['drop-copies']} copies of the base's own weights are left out"
-    largest = max((abs(plan.scale) for plan in plans), default=0)
+
+
+def _scale_warnings(config: PeftConfig, plans: Sequence[ModulePlan]) -> Iterable[str]:
+    parts = [part for plan in plans for part in plan.parts]
+    trained = {part.trained_path for part in parts}
+    largest = max((abs(part.scale) for part in parts), default=0)
     if largest > UNUSUAL_SCALE:
         yield f"the largest scale is {largest:g}; above {UNUSUAL_SCALE} is unusual"
-    if any(len(config.alphas_of(plan.trained_path)) > 1 for plan in plans):
+    if config.use_rslora and any(is_expert(plan.path) for plan in plans):
+        yield "experts are scaled by rsLoRA, which the engine forgets there; the scale is folded into the weights"
+    if any(len(config.alphas_of(path)) > 1 for path in trained):
         # PEFT sorts the entries when it saves, so the file's order need not be the one of the training run.
         yield "entries of `alpha_pattern` overlap; the first in the file counts, which may not be the order used in training"
+    paths = trained | {plan.path for plan in plans} | {part.pair.module for part in parts}
     for pattern in config.alpha_pattern:
-        if not any(pattern.regex.fullmatch(plan.trained_path) for plan in plans):
+        if not any(pattern.regex.fullmatch(path) for path in paths):
             yield f"the entry `{shown(pattern.text)}` of `alpha_pattern` matches no module"
+
+
+def target_warnings(targets: Targets) -> Iterable[str]:
+    """Names that match nothing are harmless: PEFT passes over them too."""
+    if targets.unknown:
+        names = ", ".join(f"`{shown(name, 60)}`" for name in targets.unknown[:5])
+        yield f"`target_modules` names {names}: nothing was trained there"
+
+
+def vocabulary_warnings(tokens: int | None, contract: BaseContract | None) -> Iterable[str]:
+    """`tokens` is one more than the largest token id in the folder's tokenizer files, if there are any."""
+    vocabulary = _vocabulary(contract) if contract else None
+    if tokens is not None and vocabulary is not None and tokens > vocabulary:
+        yield f"the tokenizer beside the adapter has {tokens} tokens, the base {vocabulary}: the base's own is used"
+
+
+def _vocabulary(contract: BaseContract) -> int | None:
+    for path, shape in contract.modules.items():
+        if path.rpartition(".")[2] == "lm_head":
+            return shape.out_features
+        if path.rpartition(".")[2] == "embed_tokens":
+            return shape.in_features
+    return None
 
 
 def _bare_name(name: str | None) -> str:
@@ -54,6 +96,6 @@ def guess_tool(names: frozenset[str], raw: Mapping[str, Any]) -> str | None:
         return "ms-swift"
     if "lora_train_meta.json" in names or raw.get("lora_alpha") == 0:
         return "verl"
-    if "runtime_config" in raw and "peft_version" not in raw:
+    if "runtime_config" in raw:
         return "SkyRL"
     return "PEFT" if "peft_version" in raw else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from adapters.contract.refusals import refusal, shown
-from adapters.contract.rewrite import ModulePlan
+from adapters.contract.rewrite import ModulePlan, Part
 from adapters.contract.safetensors_file import DTYPE_BYTES, Tensor, TensorSpec, header_bytes
 
 _STORED = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
@@ -34,10 +34,12 @@ class CanonicalFile:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """One tensor of the published file: what it is called, whose side it is, and the rank of each expert in it."""
+
     spec: TensorSpec
-    tensor: Tensor
-    scale: float
-    is_b: bool
+    plan: ModulePlan
+    side: str
+    rank: int
 
 
 def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool) -> CanonicalFile:
@@ -46,6 +48,7 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
     Raises the refusal `adapter_corrupt` at the first tensor with NaN or Inf, `overflow` if folding or casting makes one.
     """
     jobs = _jobs(plans, rank, keep_dtype)
+    recent = _Recent()
     hasher = hashlib.sha256()
     size = flushed = 0
     changes = False
@@ -58,16 +61,11 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
 
     send(header_bytes(job.spec for job in jobs))
     for job in jobs:
-        values, zeroed = _published(job)
+        values, zeroed = _published(job, recent)
         flushed += zeroed
-        changes = changes or (job.is_b and _has_nonzero(values))
+        changes = changes or (job.side == "B" and _has_nonzero(values))
         send(values.tobytes())
     return CanonicalFile(size, hasher.hexdigest(), changes, flushed)
-
-
-def load(tensor: Tensor) -> np.ndarray:
-    """The values as float32, in the tensor's shape. Raises `adapter_corrupt` if any is NaN or Inf."""
-    return _as_float32(_checked(tensor), tensor.dtype)
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
@@ -79,24 +77,92 @@ def bfloat16_bits(values: np.ndarray) -> np.ndarray:
 
 def _jobs(plans: Sequence[ModulePlan], rank: int, keep_dtype: bool) -> list[_Job]:
     """In file order: wider dtypes first so that each tensor is aligned, then by name."""
-    jobs = []
-    for plan in plans:
-        jobs.append(_Job(plan.spec("A", rank, keep_dtype=keep_dtype), plan.a.tensor, 1.0, False))
-        jobs.append(_Job(plan.spec("B", rank, keep_dtype=keep_dtype), plan.b.tensor, plan.scale, True))
+    jobs = [_Job(plan.spec(side, rank, keep_dtype=keep_dtype), plan, side, rank) for plan in plans for side in "AB"]
     return sorted(jobs, key=lambda job: (-DTYPE_BYTES[job.spec.dtype], job.spec.name))
 
 
-def _published(job: _Job) -> tuple[np.ndarray, int]:
+class _Recent:
+    """Stacks of experts that were read last: their experts follow each other, and each needs the whole."""
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._values: dict[Tensor, np.ndarray] = {}
+
+    def values(self, tensor: Tensor) -> np.ndarray:
+        """The values as float32. Raises `adapter_corrupt` if any is NaN or Inf."""
+        found = self._values.pop(tensor, None)
+        if found is None:
+            found = _as_float32(_checked(tensor), tensor.dtype)
+        self._values[tensor] = found
+        while len(self._values) > self.KEPT:
+            del self._values[next(iter(self._values))]
+        return found
+
+
+def _published(job: _Job, recent: _Recent) -> tuple[np.ndarray, int]:
     """The tensor as it is stored, and how many values became zero on the way."""
-    stored = _checked(job.tensor)
-    if job.scale == 1 and job.tensor.dtype == job.spec.dtype:
+    part = job.plan.parts[0]
+    if len(job.plan.parts) == 1 and part.is_whole:
+        return _published_whole(job, part)
+    return _published_parts(job, recent)
+
+
+def _published_whole(job: _Job, part: Part) -> tuple[np.ndarray, int]:
+    tensor, scale = part.tensor(job.side), part.scale if job.side == "B" else 1.0
+    stored = _checked(tensor)
+    if scale == 1 and tensor.dtype == job.spec.dtype:
         return _padded(stored, job.spec.shape), 0
     with np.errstate(over="ignore", under="ignore"):
-        source = _as_float32(stored, job.tensor.dtype)
-        cast = _cast(source * np.float32(job.scale), job.spec.dtype)
-    _refuse_overflow(job, cast)
+        source = _as_float32(stored, tensor.dtype)
+        cast = _cast(source * np.float32(scale), job.spec.dtype)
+    _refuse_overflow(job, cast, scale)
     zeroed = int(np.count_nonzero(source)) - int(np.count_nonzero(_magnitude(cast)))
     return _padded(cast, job.spec.shape), zeroed
+
+
+def _published_parts(job: _Job, recent: _Recent) -> tuple[np.ndarray, int]:
+    """A module that is put together: A as [expert, rank, in], B as [out, rank, expert], zeros where no part goes."""
+    experts, plan = job.plan.experts or 1, job.plan
+    shape = (experts, job.rank, plan.in_features) if job.side == "A" else (plan.out_features, job.rank, experts)
+    values = np.zeros(shape, np.float32)
+    nonzero = 0
+    for part in plan.parts:
+        source = recent.values(part.tensor(job.side)) if part.experts > 1 or part.rows else _float32(part, job.side)
+        piece = _stack_of(part, job.side, source)
+        ranks = slice(part.rank_at, part.rank_at + part.rank)
+        at_expert = slice(part.put, part.put + piece.shape[0 if job.side == "A" else 2])
+        if job.side == "A":
+            values[at_expert, ranks] = piece
+        else:
+            with np.errstate(over="ignore", under="ignore"):
+                values[part.at : part.at + len(piece), ranks, at_expert] = piece * np.float32(part.scale)
+            nonzero += int(np.count_nonzero(piece))
+    nonzero = nonzero if job.side == "B" else int(np.count_nonzero(values))
+    with np.errstate(over="ignore", under="ignore"):
+        cast = _cast(values, job.spec.dtype).reshape(job.spec.shape)
+    _refuse_overflow(job, cast, max((part.scale for part in plan.parts), key=abs))
+    return cast, nonzero - int(np.count_nonzero(_magnitude(cast)))
+
+
+def _stack_of(part: Part, side: str, source: np.ndarray) -> np.ndarray:
+    """What the part gives, with the roles of A and B and the expert put right."""
+    count, rank = part.experts, part.rank
+    if (side == "A") != part.swapped:
+        stack = source.reshape(count, rank, -1)  # the file's A: expert by expert
+        stack = stack.transpose(2, 1, 0) if part.swapped else stack
+    else:
+        stack = source.reshape(-1, rank, count)  # the file's B: experts innermost
+        stack = stack.transpose(2, 1, 0) if part.swapped else stack
+    if part.take is not None:
+        chosen = slice(part.take, part.take + 1)
+        stack = stack[chosen] if side == "A" else stack[:, :, chosen]
+    return stack[slice(*part.rows)] if part.rows and side == "B" else stack
+
+
+def _float32(part: Part, side: str) -> np.ndarray:
+    tensor = part.tensor(side)
+    return _as_float32(_checked(tensor), tensor.dtype)
 
 
 def _checked(tensor: Tensor) -> np.ndarray:
@@ -108,10 +174,10 @@ def _checked(tensor: Tensor) -> np.ndarray:
     return stored
 
 
-def _refuse_overflow(job: _Job, cast: np.ndarray) -> None:
+def _refuse_overflow(job: _Job, cast: np.ndarray, scale: float) -> None:
     bad = _not_finite(cast)
     if bad:
-        text = f"{bad} values of `{shown(job.spec.name, 200)}` become infinite when scaled by {job.scale:g} and cast"
+        text = f"{bad} values of `{shown(job.spec.name, 200)}` become infinite when scaled by {scale:g} and cast"
         raise refusal("overflow", text, limit=0, value=bad)
 
 

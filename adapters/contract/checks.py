@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from adapters.contract.landing import BaseMap, is_expert, is_vision
 from adapters.contract.peft_config import PeftConfig
@@ -13,8 +15,11 @@ from adapters.contract.safetensors_file import Tensor
 from adapters.contract.tensor_keys import FactorKey, clean_path, code_of_other, foreign_tool
 from adapters.errors import AdapterRefused
 
+# A module of other widths than the base's: its path, the base's [out, in], the file's.
+Misfit = tuple[str, list[int], list[int]]
 FACTOR_DTYPES = ("BF16", "F16", "F32", "F64")
 
+_IMAGE_MODEL = re.compile(r"(unet|transformer|text_encoder(_\d)?)\.")
 _OTHER_TEXT = {
     "dora_unsupported": "holds magnitude vectors of DoRA",
     "lora_bias_unsupported": "holds biases on the low-rank path",
@@ -75,18 +80,6 @@ def refuse_homeless(homeless: Sequence[FactorKey], placed: Sequence[Placed], bas
     return found
 
 
-def refuse_ranks(plans: Iterable[ModulePlan], config: PeftConfig) -> list[AdapterRefused]:
-    """Tensors and configuration must agree on each module's rank."""
-    for plan in plans:
-        wanted, ranks = config.rank_of(plan.trained_path), (plan.rank, plan.b.tensor.shape[1])
-        if ranks != (wanted, wanted):
-            value = ranks[0] if ranks[0] == ranks[1] else list(ranks)
-            text = f"`{shown(plan.path)}` has rank {value}, the configuration says {wanted}"
-            hint = "configuration and weights come from different runs, or a pattern is missing"
-            return [refusal("rank_mismatch", text, limit=wanted, value=value, hint=hint)]
-    return []
-
-
 def refuse_rank_limit(plans: Sequence[ModulePlan], base: BaseMap) -> list[AdapterRefused]:
     """The largest rank of any module must be within the base's limit."""
     largest = max(plans, key=lambda plan: plan.rank, default=None)
@@ -96,50 +89,75 @@ def refuse_rank_limit(plans: Sequence[ModulePlan], base: BaseMap) -> list[Adapte
     return [refusal("rank_too_large", text, limit=base.max_rank, value=largest.rank)]
 
 
-def refuse_shapes(plans: Iterable[ModulePlan], base: BaseMap) -> list[AdapterRefused]:
-    """Widths must be the base's exactly: a narrower adapter would fit into a corner of the matrix without a sound."""
-    wrong = []
-    for plan in plans:
-        shape = base.modules[plan.path]
-        wanted, found = [shape.out_features, shape.in_features], [plan.b.tensor.shape[0], plan.a.tensor.shape[1]]
-        if wanted != found:
-            wrong.append((plan.path, wanted, found))
-    if not wrong:
+def refuse_shapes(misfits: Sequence[Misfit], fitting: Sequence[str]) -> list[AdapterRefused]:
+    """Widths must be the base's exactly: a narrower adapter would fit into a corner of the matrix without a sound.
+
+    `fitting` are the ids of other bases that it would fit.
+    """
+    if not misfits:
         return []
-    path, wanted, found = wrong[0]
-    text = f"{len(wrong)} modules have other widths than the base: `{path}` is {found} (out, in), the base has {wanted}"
-    hint = "the adapter was trained on another size of this model; publish it to that base"
-    return [refusal("shape_mismatch", text, limit=wanted, value=found, hint=hint)]
+    path, wanted, found = min(misfits)
+    text = f"{len(misfits)} modules have other widths than the base: `{shown(path)}` is {found} (out, in), the base has {wanted}"
+    return [refusal("shape_mismatch", text, limit=wanted, value=found, hint=_fitting_hint(fitting))]
 
 
 def refuse_scales(plans: Iterable[ModulePlan]) -> list[AdapterRefused]:
     """A scale of 0 loads and answers as the base."""
-    zero = [plan for plan in plans if plan.scale == 0 or not math.isfinite(plan.scale)]
+    zero = [(plan, part.scale) for plan in plans for part in plan.parts if part.scale == 0 or not math.isfinite(part.scale)]
     if not zero:
         return []
-    text = f"{len(zero)} modules are scaled by {zero[0].scale:g}, `{shown(zero[0].path)}` first: `lora_alpha` or a pattern is 0"
-    return [refusal("scale_zero", text, limit="not 0", value=zero[0].scale)]
+    plan, scale = zero[0]
+    text = f"{len(zero)} modules are scaled by {scale:g}, `{shown(plan.path)}` first: `lora_alpha` or a pattern is 0"
+    return [refusal("scale_zero", text, limit="not 0", value=scale)]
 
 
-def refuse_targets(plans: Sequence[ModulePlan], config: PeftConfig, base: BaseMap | None) -> list[AdapterRefused]:
-    """Each name in `target_modules` needs weights, and each module a name; a regular expression is not looked into."""
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """How `target_modules` and the weights agree. `missing` are names that the base has and the file lacks, `unknown` those
+    that neither has, `unnamed` the modules with weights that no name covers."""
+
+    missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+
+
+def compare_targets(
+    plans: Sequence[ModulePlan], config: PeftConfig, base: BaseMap | None, dropped: Iterable[str] = ()
+) -> Targets:
+    """Looks for each name in `target_modules` among the weights, and for each module among the names.
+
+    A regular expression is not looked into. `dropped` are paths of modules that were left out on purpose.
+    """
     if not config.target_modules or not plans:
-        return []
+        return Targets()
     names = {clean_path(name, strip_module=base is None or not base.has_module_part) for name in config.target_modules}
     homes = {home.module for name in names if base and (home := base.home_of(name))}
     endings = [_endings(plan) for plan in plans]
-    known = set().union(*endings)
-    unmatched = sorted(name for name in names if name not in known and not _same_home(name, base, plans))
-    if unmatched:
-        return [_unmatched(unmatched, base)]
-    if config.targets_parameters:
-        return []
-    unnamed = [plan for plan, ends in zip(plans, endings, strict=True) if ends.isdisjoint(names) and plan.path not in homes]
-    if not unnamed:
-        return []
-    text = f"{len(unnamed)} modules have weights but no name in `target_modules`, `{shown(unnamed[0].path)}` first"
-    hint = "configuration and weights come from different runs"
-    return [refusal("extra_tensors", text, limit=0, value=len(unnamed), hint=hint)]
+    known = set().union(*endings, *(_ends(path) for path in dropped))
+    absent = sorted(name for name in names if name not in known and not _same_home(name, base, plans))
+    missing = [name for name in absent if base and not config.excludes_modules and _must_have_weights(name, base)]
+    unnamed = [
+        plan.path
+        for plan, ends in zip(plans, endings, strict=True)
+        if ends.isdisjoint(names) and homes.isdisjoint({plan.path, *(part.pair.module for part in plan.parts)})
+    ]
+    unknown = [name for name in absent if name not in missing]
+    return Targets(tuple(missing), tuple(unknown), () if config.targets_parameters else tuple(unnamed))
+
+
+def refuse_targets(targets: Targets) -> list[AdapterRefused]:
+    """Weights without a name, and names without weights where the base has such modules: two different runs."""
+    found = []
+    if targets.missing:
+        text = f"`target_modules` names `{shown(targets.missing[0])}`: the base has it, the file has no weights for it"
+        hint = "save again: weights are missing"
+        value = [shown(name) for name in targets.missing[:5]]
+        found.append(refusal("no_matching_module", text, limit=0, value=value, hint=hint))
+    if targets.unnamed:
+        text = f"{len(targets.unnamed)} modules have weights but no name in `target_modules`, `{shown(targets.unnamed[0])}` first"
+        hint = "configuration and weights come from different runs"
+        found.append(refusal("extra_tensors", text, limit=0, value=len(targets.unnamed), hint=hint))
+    return found
 
 
 def refuse_fingerprint(known: str | None, expected: str) -> list[AdapterRefused]:
@@ -184,6 +202,11 @@ def _beyond(beyond: dict[str, tuple[int, int]]) -> AdapterRefused:
 
 
 def _unknown(paths: Sequence[str], some_landed: bool, base: BaseMap) -> AdapterRefused:
+    image = [path for path in paths if _IMAGE_MODEL.match(path)]
+    if image and not some_landed:
+        text = f"`{shown(image[0])}` is a module of an image model"
+        hint = "an adapter of an image model can't be served by a language model"
+        return refusal("foreign_format", text, limit="PEFT", value="diffusers", hint=hint)
     nearest = base.nearest(paths[0])
     hint = f"nearest in the base: `{nearest}`" if nearest else None
     if some_landed:
@@ -193,24 +216,34 @@ def _unknown(paths: Sequence[str], some_landed: bool, base: BaseMap) -> AdapterR
     return refusal("no_matching_module", text, limit=1, value=0, hint=hint)
 
 
-def _unmatched(names: Sequence[str], base: BaseMap | None) -> AdapterRefused:
-    name = shown(names[0])
-    in_base = base is not None and any(f".{path}".endswith(f".{names[0]}") for path in base.modules)
-    why = "the base has it, the file has no weights for it" if in_base else "no module of the adapter has that name"
-    hint = "save again: weights are missing" if in_base else "remove the entry if nothing was trained there"
-    text = f"`target_modules` names `{name}`: {why}"
-    return refusal("no_matching_module", text, limit=0, value=[shown(name) for name in names[:5]], hint=hint)
+def _must_have_weights(name: str, base: BaseMap) -> bool:
+    """Whether the base has modules of that name among those that any trainer reaches: towers are often left alone, and experts
+    are no linears in every release."""
+    reached = (path for path in base.modules if not is_vision(path) and not is_expert(path))
+    return any(f".{path}".endswith(f".{name}") for path in reached)
+
+
+def _fitting_hint(fitting: Sequence[str]) -> str:
+    if not fitting:
+        return "the adapter was trained on another size of this model; publish it to that base"
+    return f"it fits {', '.join(f'`{base}`' for base in fitting[:3])}: publish it there"
 
 
 def _endings(plan: ModulePlan) -> set[str]:
     """All names by which `target_modules` may mean the module: its paths, and their ends at dots."""
-    ends = set()
-    for path in {plan.path, plan.a.key.path}:
-        parts = path.split(".")
-        ends.update(".".join(parts[start:]) for start in range(len(parts)))
-    return ends
+    paths = {plan.path}
+    for part in plan.parts:
+        paths |= {part.pair.a.key.path, part.trained_path, part.pair.module}
+    return set().union(*(_ends(path) for path in paths))
+
+
+def _ends(path: str) -> set[str]:
+    parts = path.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
 
 
 def _same_home(name: str, base: BaseMap | None, plans: Sequence[ModulePlan]) -> bool:
     home = base.home_of(name) if base else None
-    return home is not None and any(plan.path == home.module for plan in plans)
+    return home is not None and any(
+        home.module == plan.path or any(home.module == part.pair.module for part in plan.parts) for plan in plans
+    )

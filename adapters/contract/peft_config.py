@@ -20,11 +20,15 @@ from adapters.types import CONFIG_FILE
 
 MAX_PATTERN_CHARS = 512
 MAX_REPEATS_IN_PATTERN = 2
+# The first release whose layout of expert factors is the canonical one.
+CANONICAL_PEFT_VERSION = "0.19.0"
 
 # An init of these kinds also changes the base, so the factors alone are not the fine-tune.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _REPEAT = re.compile(r"[*+}]")
+# Digits end at the next dot of a path, so repeating them costs nothing.
+_REPEATED_DIGITS = re.compile(r"(\\d|\[0-9\])([*+?]|\{\d*,?\d*\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,10 @@ class PeftConfig:
     alpha_pattern: tuple[Pattern, ...]
     target_modules: tuple[str, ...] | None
     targets_parameters: bool
+    excludes_modules: bool
     base_name: str | None
     fingerprint: str | None
+    peft_version: tuple[int, ...] | None
     raw: Mapping[str, Any]
 
     @property
@@ -56,24 +62,30 @@ class PeftConfig:
         """Whether one `alpha / r` holds for every module, as the engine assumes."""
         return not (self.use_rslora or self.rank_pattern or self.alpha_pattern)
 
-    def rank_of(self, path: str) -> int:
-        """The rank that the file gives to the module at `path`."""
-        return int(value_for(self.rank_pattern, path, self.rank))
+    def rank_of(self, *paths: str) -> int:
+        """The rank that the file gives to the module: see `value_for`."""
+        return int(value_for(self.rank_pattern, paths, self.rank))
 
     def alphas_of(self, path: str) -> set[float]:
         """The values of all entries that name the module at `path`: more than one means that their order decides."""
         return {pattern.value for pattern in self.alpha_pattern if pattern.regex.fullmatch(path)}
 
-    def scale_of(self, path: str) -> float:
-        """What B @ A of the module at `path` is multiplied by."""
-        rank = self.rank_of(path)
-        alpha = value_for(self.alpha_pattern, path, self.alpha)
+    def scale_of(self, *paths: str) -> float:
+        """What B @ A of the module is multiplied by: see `value_for`."""
+        rank = self.rank_of(*paths)
+        alpha = value_for(self.alpha_pattern, paths, self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def value_for(patterns: Iterable[Pattern], path: str, default: float) -> float:
-    """PEFT's rule: the first entry in file order that matches the end of `path` at a dot boundary decides."""
-    return next((pattern.value for pattern in patterns if pattern.regex.fullmatch(path)), default)
+def value_for(patterns: Iterable[Pattern], paths: Iterable[str], default: float) -> float:
+    """PEFT's rule: the first entry in file order that matches the end of the module's path at a dot boundary decides.
+
+    `paths` are the names of one module, the trainer's own first; the next is asked only if no entry knows the one before
+    (an exporter may have renamed the keys and not the patterns).
+    """
+    entries = tuple(patterns)
+    named = (pattern.value for path in paths for pattern in entries if pattern.regex.fullmatch(path))
+    return next(named, default)
 
 
 def parse_config(data: bytes) -> dict[str, Any]:
@@ -82,7 +94,7 @@ def parse_config(data: bytes) -> dict[str, Any]:
     if "fine_tune_type" in raw or "lora_parameters" in raw:
         raise refusal("foreign_format", "this is a configuration of mlx-lm", limit="PEFT", value="mlx-lm")
     kind = raw.get("peft_type", "LORA")
-    if kind != "LORA":
+    if str(kind).upper() != "LORA":
         raise refusal("peft_type_unsupported", f"the engine serves LoRA, not {shown(kind)}", limit="LORA", value=shown(kind))
     return raw
 
@@ -98,27 +110,33 @@ def read_config(raw: Mapping[str, Any], *, alpha: float | None = None) -> PeftCo
         alpha_pattern=_patterns(raw, "alpha_pattern"),
         target_modules=_names(targets) if isinstance(targets, list) else None,
         targets_parameters=bool(raw.get("target_parameters")),
+        excludes_modules=bool(raw.get("exclude_modules")),
         base_name=_text(raw, "base_model_name_or_path"),
         fingerprint=_text(raw, "base_fingerprint"),
+        peft_version=_version(raw),
         raw=MappingProxyType(dict(raw)),
     )
 
 
 def feature_refusals(raw: Mapping[str, Any]) -> list[AdapterRefused]:
     """One refusal for each feature in the file that the engine can't serve, or would serve wrongly without a word."""
-    found = [refusal(code, text, limit=None, value=shown(raw[key])) for key, code, text in _FEATURES if raw.get(key)]
+    found = [refusal(code, text, limit=f"no `{key}`", value=shown(raw[key])) for key, code, text in _FEATURES if raw.get(key)]
     bias = raw.get("bias", "none")
     if bias not in ("none", None):
         found.append(refusal("extra_weights", "biases were trained too (`bias`)", limit="none", value=shown(bias)))
     init = str(raw.get("init_lora_weights", "")).lower()
     if init.startswith(_BASE_CHANGING_INITS):
-        found.append(refusal("base_changing_init", "the adapter's init changed the base's own weights", value=shown(init)))
+        text = "the adapter's init changed the base's own weights"
+        found.append(refusal("base_changing_init", text, limit="an init that leaves the base as it is", value=shown(init)))
     return found
 
 
-def canonical_config(*, base: str, rank: int, modules: Iterable[str]) -> bytes:
-    """The one configuration that is published: scale 1, suffix names, nothing about how the adapter was trained."""
-    fields = {
+def canonical_config(*, base: str, rank: int, modules: Iterable[str], parameters: Iterable[str] = ()) -> bytes:
+    """The one configuration that is published: scale 1, suffix names, nothing about how the adapter was trained.
+
+    `parameters` are those of experts that are one module, in PEFT's way of naming them.
+    """
+    fields: dict[str, Any] = {
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -126,11 +144,14 @@ def canonical_config(*, base: str, rank: int, modules: Iterable[str]) -> bytes:
         "lora_alpha": rank,
         "lora_dropout": 0.0,
         "peft_type": "LORA",
+        "peft_version": CANONICAL_PEFT_VERSION,
         "r": rank,
         "target_modules": sorted(set(modules)),
         "task_type": "CAUSAL_LM",
         "use_rslora": False,
     }
+    if parameters:
+        fields["target_parameters"] = sorted(set(parameters))
     return (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -153,13 +174,15 @@ def _number(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> float:
     """A finite number, positive if `whole`."""
     kind = "a positive integer" if whole else "a finite number"
     if key not in raw:
-        raise refusal("config_invalid", f"`{key}` is missing", limit=kind, hint=f"`{key}` is never guessed: add it to the file")
+        raise refusal(
+            "config_invalid", f"`{key}` is missing", limit=kind, value=None, hint=f"`{key}` is never guessed: add it to the file"
+        )
     return _checked(raw[key], f"`{key}`", whole=whole)
 
 
 def _checked(value: Any, what: str, *, whole: bool) -> float:
-    allowed = (int,) if whole else (int, float)
-    good = type(value) in allowed and abs(value) < 1e9 and (not whole or value > 0)
+    # JSON has one kind of number: 16.0 is whole.
+    good = type(value) in (int, float) and abs(value) < 1e9 and (not whole or (value > 0 and value == int(value)))
     if not good:
         kind = "a positive integer" if whole else "a finite number"
         found = f'"{shown(value)}"' if isinstance(value, str) else shown(value)
@@ -177,6 +200,12 @@ def _flag(raw: Mapping[str, Any], key: str) -> bool:
 def _text(raw: Mapping[str, Any], key: str) -> str | None:
     value = raw.get(key)
     return value if isinstance(value, str) and value else None
+
+
+def _version(raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Major and minor release of the PEFT that wrote the file, if it says so."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", _text(raw, "peft_version") or "")
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _names(targets: list[Any]) -> tuple[str, ...]:
@@ -198,7 +227,11 @@ def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> tuple
 
 def _compiled(key: str, text: str) -> re.Pattern[str]:
     """The expression at a dot boundary. Those that could take forever on a long path are refused, not run."""
-    slow = len(text) > MAX_PATTERN_CHARS or _REPEATED_GROUP.search(text) or len(_REPEAT.findall(text)) > MAX_REPEATS_IN_PATTERN
+    slow = (
+        len(text) > MAX_PATTERN_CHARS
+        or _REPEATED_GROUP.search(text)
+        or len(_REPEAT.findall(_REPEATED_DIGITS.sub("0", text))) > MAX_REPEATS_IN_PATTERN
+    )
     if slow:
         raise refusal(
             "config_invalid",
@@ -209,4 +242,9 @@ def _compiled(key: str, text: str) -> re.Pattern[str]:
     try:
         return re.compile(rf"(.*\.)?({text})")
     except (re.error, OverflowError, RecursionError):
-        raise refusal("config_invalid", f"`{key}` has an entry that is no regular expression", value=shown(text)) from None
+        raise refusal(
+            "config_invalid",
+            f"`{key}` has an entry that is no regular expression",
+            limit="a regular expression",
+            value=shown(text),
+        ) from None

@@ -126,14 +126,14 @@ def _tensor(path: Path, name: str, row: Any, data_start: int) -> tuple[Tensor, i
     if len(name) > MAX_NAME_CHARS or not name.isprintable():
         raise _corrupt("a tensor's name is too long or not printable", limit=MAX_NAME_CHARS, value=shown(name))
     if not isinstance(row, dict):
-        raise _corrupt(f"the header row of `{shown(name)}` is not an object", value=shown(name))
+        raise _corrupt(f"the header row of `{shown(name)}` is not an object", limit="object", value=shown(name))
     dtype, shape, offsets = row.get("dtype"), row.get("shape"), row.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise _corrupt(f"`{shown(name)}` has an unknown dtype", limit=sorted(DTYPE_BYTES), value=shown(dtype))
     if not _naturals(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _corrupt(f"`{shown(name)}` has no valid shape", value=shown(shape))
+        raise _corrupt(f"`{shown(name)}` has no valid shape", limit=f"up to {MAX_DIMENSIONS} dimensions", value=shown(shape))
     if not _naturals(offsets) or len(offsets) != 2:
-        raise _corrupt(f"`{shown(name)}` has no valid data offsets", value=shown(offsets))
+        raise _corrupt(f"`{shown(name)}` has no valid data offsets", limit="two offsets", value=shown(offsets))
     tensor = Tensor(path, name, dtype, tuple(shape), data_start + offsets[0])
     if offsets[1] - offsets[0] != tensor.size_bytes:
         raise _corrupt(

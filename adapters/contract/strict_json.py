@@ -20,12 +20,14 @@ def parse_object(data: bytes, *, what: str, code: str) -> dict[str, Any]:
         return found
 
     def no_constant(name: str) -> Any:
-        raise refusal(code, f"{what} holds {name}, which is no JSON number", value=name)
+        raise refusal(code, f"{what} holds {name}, which is no JSON number", limit="JSON", value=name)
 
     try:
-        parsed = json.loads(data.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant)
+        parsed = json.loads(data.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
-        raise refusal(code, f"{what} is not valid JSON", value=shown(getattr(error, "msg", type(error).__name__))) from None
+        raise refusal(
+            code, f"{what} is not valid JSON", limit="JSON", value=shown(getattr(error, "msg", type(error).__name__))
+        ) from None
     if not isinstance(parsed, dict):
         raise refusal(code, f"{what} is not a JSON object", limit="object", value=type(parsed).__name__)
     return parsed

@@ -6,13 +6,12 @@ The canonical form is `base_model.model.<module path>.lora_A.weight` (embeddings
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 PREFIX = "base_model.model."
 MODULE_WRAPPER = "module"
 
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 _LINEAR = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<path>.+)\.lora_embedding_(?P<side>[AB])(?:\.(?P<name>[^.]+))?")
 _BASE_COPY = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.base_layer\.weight")
@@ -32,19 +31,18 @@ _FOREIGN_TOOLS = (
     (re.compile(r"linear_(in|out)\."), "Megatron"),
     (re.compile(r"^lora_(unet|te)|lora_(down|up)\."), "kohya"),
     (re.compile(r"\.lora\.(down|up)\."), "diffusers"),
-    (re.compile(r"^layers\.\d+\.attn\."), "torchtune"),
-    (re.compile(r"\.lora_[ab](\.|$)"), "mlx-lm"),
+    (re.compile(r"\.lora_[ab]\.weight$"), "torchtune"),
+    (re.compile(r"\.lora_[ab]$"), "mlx-lm"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FactorKey:
-    """A tensor name that is one factor of a module. `path` is free of prefix and wrappers; `trained_path` is the path as
-    the trainer's own model had it, which the patterns of the configuration refer to."""
+    """A tensor name that is one factor of a module. `path` is free of prefix and wrappers: the path as the trainer's own model
+    had it, which the patterns of the configuration refer to."""
 
     raw: str
     path: str
-    trained_path: str
     side: str
     is_embedding: bool
     adapter_name: str | None
@@ -63,8 +61,7 @@ def parse_factor(key: str, *, strip_module: bool) -> FactorKey | None:
     name = match["name"]
     if name is not None:
         rules = (*rules, "strip-name")
-    trained = match["path"].rpartition(PREFIX)[2]
-    return FactorKey(key, path, trained, match["side"], "lora_embedding_" in key, name, rules)
+    return FactorKey(key, path, match["side"], "lora_embedding_" in key, name, rules)
 
 
 def clean_path(path: str, *, strip_module: bool) -> str:
@@ -94,18 +91,9 @@ def foreign_tool(key: str) -> str:
 def _undressed(path: str, strip_module: bool) -> tuple[str, tuple[str, ...]]:
     parts = path.split(".")
     dropped = _WRAPPERS | {MODULE_WRAPPER} if strip_module else _WRAPPERS
-    kept = [part for part in parts if part not in dropped]
-    bare, prefixes = ".".join(kept), 0
-    while bare.startswith(PREFIX):
-        bare, prefixes = bare[len(PREFIX) :], prefixes + 1
-    rules = []
-    if len(kept) != len(parts) or prefixes > 1:
-        rules.append("strip-wrappers")
-    if prefixes == 0:
-        rules.append("add-prefix")
-    return bare, tuple(rules)
-
-
-def count_rules(keys: list[FactorKey]) -> Counter[str]:
-    """How many names each rule touched."""
-    return Counter(rule for key in keys for rule in key.rules)
+    kept = ".".join(part for part in parts if part not in dropped)
+    # A trainer's own classes may stand before the prefix, and a model that was wrapped twice has it twice.
+    before, prefix, bare = f".{kept}".rpartition(f".{PREFIX}")
+    if not prefix:
+        return kept, (*(("strip-wrappers",) if kept != path else ()), "add-prefix")
+    return bare, ("strip-wrappers",) if before or kept != path else ()

@@ -156,17 +156,27 @@ DTYPES = ["BF16", "F16", "F32", "F64"]
 FILES = [
     Case("a pickle", without_weights("adapter_model.bin"), "pickle_refused", WEIGHTS, "adapter_model.bin"),
     Case("a torch file", without_weights("adapter_model.pt"), "pickle_refused", WEIGHTS, "adapter_model.pt"),
-    Case("a pointer for weights", overwrite(WEIGHTS, POINTER), "not_downloaded", None, WEIGHTS),
-    Case("a pointer for the config", overwrite("adapter_config.json", POINTER), "not_downloaded", None, "adapter_config.json"),
+    Case("a pointer for weights", overwrite(WEIGHTS, POINTER), "not_downloaded", "the file itself", WEIGHTS),
+    Case(
+        "a pointer for the config",
+        overwrite("adapter_config.json", POINTER),
+        "not_downloaded",
+        "the file itself",
+        "adapter_config.json",
+    ),
     Case("no weights", without_weights(), "no_tensors", WEIGHTS, 0),
-    Case("no config", lambda folder: (folder / "adapter_config.json").unlink(), "config_invalid", "adapter_config.json"),
+    Case("no config", lambda folder: (folder / "adapter_config.json").unlink(), "config_invalid", "adapter_config.json", 0),
     Case("a truncated file", cut, "adapter_corrupt", SIZE, SIZE - 100),
     Case("a file of three bytes", overwrite(WEIGHTS, b"abc"), "adapter_corrupt", 8, 3),
     Case("a header longer than the file", overwrite(WEIGHTS, struct.pack("<Q", 10**12)), "adapter_corrupt", 0, 10**12),
     Case(
-        "a header that is no JSON", header("{nope"), "adapter_corrupt", None, "Expecting property name enclosed in double quotes"
+        "a header that is no JSON",
+        header("{nope"),
+        "adapter_corrupt",
+        "JSON",
+        "Expecting property name enclosed in double quotes",
     ),
-    Case("a header without bottom", header('{"a":' + "[" * 100_000), "adapter_corrupt", None, "RecursionError"),
+    Case("a header without bottom", header('{"a":' + "[" * 100_000), "adapter_corrupt", "JSON", "RecursionError"),
     Case("a tensor named twice", header('{"a":{},"a":{}}'), "adapter_corrupt", 1, "a"),
     Case(
         "a tensor larger than its offsets",
@@ -194,7 +204,7 @@ FILES = [
         1,
         ["a", "b"],
     ),
-    Case("a trained tower beside it", plain().with_file("vit.safetensors"), "extra_weights", None, "vit.safetensors"),
+    Case("a trained tower beside it", plain().with_file("vit.safetensors"), "extra_weights", 0, "vit.safetensors"),
     Case("more bytes than allowed", plain(), "too_large", 1000, SIZE, options=PublishOptions(max_bytes=1000)),
     Case("an adapter of mlx-lm", only("adapters.safetensors", "model.layers.0.lora_a"), "foreign_format", "PEFT", "mlx-lm"),
     Case("an adapter of kohya", only("style.safetensors", "lora_unet_down.lora_down.weight"), "foreign_format", "PEFT", "kohya"),
@@ -226,18 +236,18 @@ CONFIGS = [
         "no JSON",
         overwrite("adapter_config.json", b"{r: 4}"),
         "config_invalid",
-        None,
+        "JSON",
         "Expecting property name enclosed in double quotes",
     ),
     Case("a list", overwrite("adapter_config.json", b"[]"), "config_invalid", "object", "list"),
     Case("a key twice", overwrite("adapter_config.json", b'{"r": 4, "r": 8}'), "config_invalid", 1, "r"),
-    Case("NaN for alpha", overwrite("adapter_config.json", b'{"r": 4, "lora_alpha": NaN}'), "config_invalid", None, "NaN"),
+    Case("NaN for alpha", overwrite("adapter_config.json", b'{"r": 4, "lora_alpha": NaN}'), "config_invalid", "JSON", "NaN"),
     Case("r as text", plain(r="4"), "config_invalid", WHOLE, '"4"'),
     Case("r of zero", plain(r=0), "config_invalid", WHOLE, "0"),
     Case("r as true", plain(r=True), "config_invalid", WHOLE, "True"),
     Case("no r", plain().without("r"), "config_invalid", WHOLE),
     Case("no alpha", plain().without("lora_alpha"), "config_invalid", FINITE),
-    Case("a pattern that is no expression", plain(rank_pattern={"(": 4}), "config_invalid", None, "("),
+    Case("a pattern that is no expression", plain(rank_pattern={"(": 4}), "config_invalid", "a regular expression", "("),
     Case(
         "a pattern that takes for ever",
         plain(alpha_pattern={"(a+)+b": 4}),
@@ -247,14 +257,28 @@ CONFIGS = [
     ),
     Case("a configuration of mlx-lm", plain(fine_tune_type="lora"), "foreign_format", "PEFT", "mlx-lm"),
     Case("another method", plain(peft_type="IA3"), "peft_type_unsupported", "LORA", "IA3"),
-    Case("DoRA", plain(use_dora=True), "dora_unsupported", None, "True"),
-    Case("saved modules", plain(modules_to_save=["score"]), "extra_weights", None, "['score']"),
-    Case("trained tokens", plain(trainable_token_indices=[1]), "extra_weights", None, "[1]"),
+    Case("DoRA", plain(use_dora=True), "dora_unsupported", "no `use_dora`", "True"),
+    Case("saved modules", plain(modules_to_save=["score"]), "extra_weights", "no `modules_to_save`", "['score']"),
+    Case("trained tokens", plain(trainable_token_indices=[1]), "extra_weights", "no `trainable_token_indices`", "[1]"),
     Case("biases", plain(bias="all"), "extra_weights", "none", "all"),
-    Case("a LoRA bias", plain(lora_bias=True), "lora_bias_unsupported", None, "True"),
-    Case("an activated LoRA", plain(alora_invocation_tokens=[5, 6]), "alora_unsupported", None, "[5, 6]"),
-    Case("replicated layers", plain(layer_replication=[[0, 1]]), "layer_replication_unsupported", None, "[[0, 1]]"),
-    Case("PiSSA", plain(init_lora_weights="pissa_niter_16"), "base_changing_init", None, "pissa_niter_16"),
+    Case("a LoRA bias", plain(lora_bias=True), "lora_bias_unsupported", "no `lora_bias`", "True"),
+    Case(
+        "an activated LoRA", plain(alora_invocation_tokens=[5, 6]), "alora_unsupported", "no `alora_invocation_tokens`", "[5, 6]"
+    ),
+    Case(
+        "replicated layers",
+        plain(layer_replication=[[0, 1]]),
+        "layer_replication_unsupported",
+        "no `layer_replication`",
+        "[[0, 1]]",
+    ),
+    Case(
+        "PiSSA",
+        plain(init_lora_weights="pissa_niter_16"),
+        "base_changing_init",
+        "an init that leaves the base as it is",
+        "pissa_niter_16",
+    ),
     Case("alpha of zero", plain(lora_alpha=0), "scale_zero", "not 0", 0.0),
     Case("a pattern of zero", plain(alpha_pattern={"q_proj": 0}), "scale_zero", "not 0", 0.0),
     Case("another base", plain(base_fingerprint="e" * 64), "wrong_base", "f" * 64, "e" * 64),
@@ -266,7 +290,6 @@ CONFIGS = [
         "d" * 64,
         options=PublishOptions(base_fingerprint="d" * 64),
     ),
-    Case("a target that nothing has", plain(target_modules=[*TARGETS, "c_attn"]), "no_matching_module", 0, ["c_attn"]),
     Case("a target without weights", plain().minus("q_proj"), "no_matching_module", 0, ["q_proj"]),
     Case("weights without a target", plain(target_modules=["q_proj"]), "extra_tensors", 0, 12),
 ]
@@ -290,7 +313,7 @@ WEIGHT_CASES = [
     Case("a transposed factor", plain().with_tensor(A_OF_Q0, zeros(16, 4)), "rank_mismatch", 4, [16, 4]),
     Case("layers beyond the base", with_layer(99), "extra_layers", 2, 99),
     Case("nothing that lands", moved(plain(), "model.layers", "decoder.blocks"), "no_matching_module", 1, 0),
-    Case("a module that the base lacks", with_pair("model.layers.0.self_attn.qkv_proj"), "extra_tensors", 0, 1),
+    Case("a module that the base lacks", with_pair("model.layers.0.self_attn.x_proj"), "extra_tensors", 0, 1),
     Case("tensors of nobody", plain().with_tensor("base_model.model.lora_extra", zeros(2)), "extra_tensors", 0, 1),
     Case("saved embeddings", plain().with_tensor(f"{PREFIX}model.embed_tokens.weight", zeros(32, 16)), "extra_weights", 0, 1),
     Case("magnitude vectors", plain().with_tensor(f"{PREFIX}{Q0}.lora_magnitude_vector", zeros(16)), "dora_unsupported", 0, 1),
@@ -412,6 +435,12 @@ def test_overlapping_patterns_are_warned_about_since_saving_sorts_them(tmp_path)
     seen = seen_by(plain(alpha_pattern={"layers.0.self_attn.q_proj": 2, "q_proj": 8}), tmp_path)
 
     assert ["overlap" in warning for warning in seen.warnings] == [True]
+
+
+def test_a_target_that_no_module_has_is_warned_about(tmp_path):
+    seen = seen_by(plain(target_modules=[*TARGETS, "c_attn"]), tmp_path)
+
+    assert seen.warnings == ("`target_modules` names `c_attn`: nothing was trained there",)
 
 
 def test_the_nearest_module_is_the_hint(tmp_path):

@@ -172,6 +172,7 @@ def test_the_canonical_configuration_says_scale_one_and_nothing_else(tmp_path):
         "lora_alpha": RANK,
         "lora_dropout": 0.0,
         "peft_type": "LORA",
+        "peft_version": "0.19.0",
         "r": RANK,
         "task_type": "CAUSAL_LM",
         "use_rslora": False,
