@@ -49,8 +49,18 @@ REGISTRY_GENERATION = Metric(
     "loramux_registry_generation", "gauge", "How often this process' picture of the registry has changed; 0 until it is there."
 )
 REGISTRY_ADAPTERS = Metric("loramux_registry_adapters", "gauge", "Adapters in this process' picture of the registry.")
+CACHE_BAD_READS = Metric(
+    "loramux_cache_bad_reads_total",
+    "counter",
+    "Reads of adapter files that came too short (`short_file`) or with another digest than the manifest's (`digest_mismatch`).",
+    ("reason",),
+)
 REGISTRY_REFRESH_ERRORS = Metric(
     "loramux_registry_refresh_errors_total", "counter", "Looks at the registry that failed, by the reason.", ("reason",)
+)
+
+WEBHOOK_DELIVERIES = Metric(
+    "loramux_webhook_deliveries_total", "counter", "Moves that the webhook was told of or not, by what came of it.", ("result",)
 )
 
 METRICS: tuple[Metric, ...] = (
@@ -62,6 +72,8 @@ METRICS: tuple[Metric, ...] = (
     REGISTRY_GENERATION,
     REGISTRY_ADAPTERS,
     REGISTRY_REFRESH_ERRORS,
+    CACHE_BAD_READS,
+    WEBHOOK_DELIVERIES,
 )
 
 

@@ -131,6 +131,7 @@ MOVED = aws_error(
     f"<Endpoint>{BUCKET}.s3.eu-central-1.amazonaws.com</Endpoint><Bucket>{BUCKET}</Bucket>",
     x_amz_bucket_region="eu-central-1",
 )
+SOME_DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 SILENT = Answer(how="silent")
 HANG_UP = Answer(how="hang_up")
 RESET_IN_BODY = Answer(how="reset_in_body")

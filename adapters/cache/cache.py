@@ -20,6 +20,7 @@ from adapters.cache.folder import CacheFolder
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry
 from adapters.errors import AdapterCorrupt
+from adapters.metrics import NULL_METER, Meter
 from adapters.settings import CacheSettings
 from adapters.store import Store
 from adapters.types import ADAPTER_FILES, LocalAdapter, ResolvedAdapter, content_digest
@@ -68,8 +69,9 @@ class _Hold:
 class AdapterCache:
     """The node's adapters, shared through the folder with the node's other processes. Belongs to one event loop."""
 
-    def __init__(self, store: Store, settings: CacheSettings) -> None:
+    def __init__(self, store: Store, settings: CacheSettings, meter: Meter = NULL_METER) -> None:
         self._store = store
+        self._meter = meter
         self._settings = settings
         self._folder = CacheFolder(settings.dir, settings.budget_bytes)
         self._holds: dict[str, _Hold] = {}
@@ -199,7 +201,7 @@ class AdapterCache:
     async def _download(self, adapter: ResolvedAdapter) -> None:
         try:
             folder = await self._in_thread(self._folder.reserve, adapter)
-            await fetch_files(self._store, adapter, folder, self._settings, self._in_thread)
+            await fetch_files(self._store, adapter, folder, self._settings, self._in_thread, self._meter)
             await self._in_thread(self._folder.publish, adapter.digest)
         except BaseException:
             await self._in_thread(self._folder.discard, adapter.digest)
