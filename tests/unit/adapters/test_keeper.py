@@ -10,6 +10,8 @@ import pytest
 from adapters.errors import StoreUnreachable
 from adapters.registry import Registry, layout
 from adapters.registry.keeper import keep_index
+from adapters.settings import StoreSettings
+from adapters.store import open_store
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 
@@ -49,6 +51,19 @@ async def test_it_survives_a_store_that_fails() -> None:
 
     async def back() -> bool:
         return layout.shard_key(layout.shard_of("demo", "a")) in store.objects
+
+    await until(back)
+    keeping.cancel()
+
+
+async def test_a_real_store_is_swept_from_its_thread(s3_settings: StoreSettings) -> None:
+    registry = Registry(open_store(s3_settings))
+    await registry.publish("demo", "a", prepared("a-1"))
+    await registry.store.delete(layout.shard_key(layout.shard_of("demo", "a")))
+    keeping = asyncio.create_task(keep_index(registry, interval_s=0.01))
+
+    async def back() -> bool:
+        return await registry.index.entry("demo", "a") is not None
 
     await until(back)
     keeping.cancel()
