@@ -132,6 +132,9 @@ MOVED = aws_error(
     x_amz_bucket_region="eu-central-1",
 )
 SOME_DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
+NOT_IMPLEMENTED = aws_error(
+    501, "NotImplemented", "A header you provided implies functionality that is not implemented", "<Header>If-None-Match</Header>"
+)
 SILENT = Answer(how="silent")
 HANG_UP = Answer(how="hang_up")
 RESET_IN_BODY = Answer(how="reset_in_body")

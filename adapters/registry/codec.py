@@ -66,6 +66,26 @@ def decode_entries(data: bytes) -> tuple[AdapterEntry, ...]:
     return _decode(tuple[AdapterEntry, ...], _document(data, "index shard").get("entries"), "index shard")
 
 
+def encode_note(fields: dict[str, Any]) -> bytes:
+    """A small document of plain values."""
+    return _encode(fields)
+
+
+def decode_note(data: bytes, what: str) -> dict[str, Any]:
+    """Raises StoreError for garbage and for a newer schema."""
+    return _document(data, what)
+
+
+def encode_marker(*, checked_at: str) -> bytes:
+    """`registry.json`: `checked_at` is when the store was seen to honour conditional writes."""
+    return _encode({"conditional_writes": {"checked_at": checked_at}})
+
+
+def check_marker(data: bytes) -> None:
+    """Raises StoreError for garbage and for a newer schema."""
+    _document(data, "marker")
+
+
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

@@ -121,6 +121,12 @@ _RULES: tuple[_Rule, ...] = (
         _denied,
     ),
     (
+        lambda it: it.status == 501 or it.code == "NotImplemented",
+        lambda it: StoreMisconfigured(
+            "the store does not know this call", reason="not_supported", hint="a registry needs conditional writes and listings"
+        ),
+    ),
+    (
         lambda it: it.status in (409, 412) or it.code == "PreconditionFailed",
         lambda it: StoreConflict("a conditional write lost: the object exists or has changed"),
     ),

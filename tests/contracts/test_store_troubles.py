@@ -59,6 +59,7 @@ TROUBLES: list[tuple[str, Answer, set[str], type[errors.StoreError], str]] = [
     ("conditional conflict", stub_s3.CONDITIONAL_CONFLICT, CONDITIONAL, errors.StoreConflict, "conflict"),
     ("operation aborted", stub_s3.OPERATION_ABORTED, CONDITIONAL, errors.StoreConflict, "conflict"),
     ("no bucket", stub_s3.NO_SUCH_BUCKET, ALL, errors.StoreNoBucket, "no_bucket"),
+    ("not implemented", stub_s3.NOT_IMPLEMENTED, ALL - {"stat"}, errors.StoreMisconfigured, "not_supported"),
     ("somebody else's 404", NOT_S3, ALL, errors.StoreMisconfigured, "misconfigured"),
     ("access denied", stub_s3.ACCESS_DENIED, ALL, errors.StoreDenied, "denied"),
     ("bad signature", stub_s3.BAD_SIGNATURE, ALL, errors.StoreDenied, "denied"),
