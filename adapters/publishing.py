@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import PublishOptions, prepare
-from adapters.errors import ModelNotFound
+from adapters.contract import PublishOptions, opened, prepare
+from adapters.errors import AdapterRefused, ModelNotFound
 from adapters.names import check_adapter_name, check_alias, check_base_id
 from adapters.registry import Published, Registry
-from adapters.types import BaseContract, By
+from adapters.types import BaseContract, By, PreparedAdapter
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What to publish, and what to say about it."""
+    """What to publish, and what to say about it. `folder` may also be an archive: `.tar`, `.tar.gz`, `.tgz` or `.zip`."""
 
     base: str
     name: str
@@ -48,9 +49,14 @@ async def publish_folder(
     by = By(publication.who, publication.message, unlock=publication.unlock)
     contract = await base_contract(registry, publication.base)
     with tempfile.TemporaryDirectory(prefix="loramux-publish-") as workdir:
-        prepared = prepare(
-            publication.folder, contract, options or PublishOptions(), base=publication.base, workdir=Path(workdir)
-        )
+        work = (publication, contract, options or PublishOptions(), Path(workdir))
+        try:
+            prepared = await asyncio.to_thread(_prepare, *work)
+        except AdapterRefused as refused:
+            if refused.reason != "shape_mismatch":
+                raise
+            # Only now it is worth asking for the other bases: the refusal names one that would fit.
+            prepared = await asyncio.to_thread(_prepare, *work, await other_contracts(registry, publication.base))
         published = await registry.publish(
             publication.base,
             publication.name,
@@ -64,6 +70,23 @@ async def publish_folder(
         ref = published.ref
         await registry.promote(ref.base, ref.name, publication.promote, ref.version, by)
     return published
+
+
+def _prepare(
+    publication: Publication,
+    contract: BaseContract | None,
+    options: PublishOptions,
+    workdir: Path,
+    others: tuple[BaseContract, ...] = (),
+) -> PreparedAdapter:
+    with opened(publication.folder, options.max_bytes) as folder:
+        return prepare(folder, contract, options, base=publication.base, workdir=workdir, others=others)
+
+
+async def other_contracts(registry: Registry, base: str) -> tuple[BaseContract, ...]:
+    """The contracts of all bases but `base`."""
+    found = [await base_contract(registry, other) for other in await registry.bases() if other != base]
+    return tuple(contract for contract in found if contract is not None)
 
 
 async def base_contract(registry: Registry, base: str) -> BaseContract | None:

@@ -9,6 +9,7 @@ from adapters.errors import AdapterCorrupt, AdapterIncompatible, AdapterRefused
 CORRUPT_CODES = frozenset(
     {
         "adapter_corrupt",
+        "archive_corrupt",
         "config_invalid",
         "incomplete_pair",
         "incomplete_shards",
@@ -20,6 +21,9 @@ CORRUPT_CODES = frozenset(
 
 HINTS = {
     "alora_unsupported": "serve it without the invocation tokens, or merge it and serve it as a base",
+    "archive_corrupt": "pack it again, as .tar, .tar.gz or .zip",
+    "archive_too_large": "pack the adapter's two files only",
+    "archive_unsafe": "pack plain files: `tar -h` follows links",
     "base_changing_init": "publish the converted adapter: look for `converted/default` or `pissa_converted`",
     "changes_nothing": "was it saved before the first step? allow it explicitly if an adapter without effect is wanted",
     "dora_unsupported": "train without `use_dora`, or merge the adapter and serve it as a base",
