@@ -26,7 +26,7 @@ def inspect_folder(
     options: PublishOptions | None = None,
     console: Console | None = None,
 ) -> bool:
-    """Prints what publishing `folder` would do against the contract in the file `base_contract`, if there is one.
+    """Prints what publishing `folder`, or the archive that it is, would do against the contract in the file `base_contract`.
 
     `base` is the base's id as served, by default the contract's; it is part of the digest. Returns whether the folder can be
     published. Raises InvalidRequest if a file is missing or is no base contract.
@@ -78,9 +78,11 @@ def render(seen: Inspection, name: str) -> Iterator[RenderableType]:
     if seen.findings:
         yield _findings_table(seen)
     for rule in seen.rules:
-        yield f"  [cyan]rewrite[/] {escape(rule.name)} ({rule.count})"
+        mark = "[bold red]lossy[/]" if rule.lossy else "[cyan]rewrite[/]"
+        yield f"  {mark} {escape(rule.name)} ({rule.count})"
     for warning in seen.warnings:
-        yield f"  [yellow]warning[/] {escape(warning)}"
+        style = "bold red" if warning.startswith("LOSSY") else "yellow"
+        yield f"  [{style}]warning[/] {escape(warning)}"
     if seen.digest:
         yield f"  digest {seen.digest}"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.contract import PublishOptions, opened, prepare
+from adapters.contract import PublishOptions, prepare
 from adapters.errors import AdapterRefused, ModelNotFound
 from adapters.names import check_adapter_name, check_alias, check_base_id
 from adapters.registry import Published, Registry
@@ -79,8 +79,7 @@ def _prepare(
     workdir: Path,
     others: tuple[BaseContract, ...] = (),
 ) -> PreparedAdapter:
-    with opened(publication.folder, options.max_bytes) as folder:
-        return prepare(folder, contract, options, base=publication.base, workdir=workdir, others=others)
+    return prepare(publication.folder, contract, options, base=publication.base, workdir=workdir, others=others)
 
 
 async def other_contracts(registry: Registry, base: str) -> tuple[BaseContract, ...]:

@@ -1,4 +1,4 @@
-"""The publish contract: looks at a folder, says no early and why, or makes the one canonical form of the adapter.
+"""The publish contract: looks at a folder or an archive, says no early and why, or makes the one canonical form of the adapter.
 
 Needs numpy and the base's contract, neither torch nor the base itself.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from adapters.contract import checks
 from adapters.contract.adapter_folder import VISION_WEIGHTS, FolderContents, read_folder
 from adapters.contract.advice import guess_tool, target_warnings, vocabulary_warnings, warnings_for
+from adapters.contract.archive import opened
 from adapters.contract.arrange import arrange
 from adapters.contract.landing import BaseMap, is_vision
 from adapters.contract.peft_config import PeftConfig, canonical_config, feature_refusals, parse_config, read_config
@@ -117,20 +118,27 @@ class _Canonical:
 
 
 def inspect(
-    folder: Path,
+    source: Path,
     contract: BaseContract | None,
     options: PublishOptions | None = None,
     *,
     base: str | None = None,
     others: Iterable[BaseContract] = (),
 ) -> Inspection:
-    """What publishing `folder` would do, all findings at once; writes nothing.
+    """What publishing `source`, a folder or an archive, would do, all findings at once; writes nothing.
 
     `base` is the base's id as served, by default the contract's. Without a contract only the structure is checked. `others` are
-    further bases that the caller may see: a refusal names one that would fit.
-    Raises InvalidRequest if there is no such folder.
+    further bases that the caller may see: a refusal names one that would fit. Raises InvalidRequest if there is no such source.
     """
     request = _request(contract, options, base, others)
+    try:
+        with opened(source, request.options.max_bytes) as folder:
+            return _inspected(folder, request)
+    except AdapterRefused as finding:
+        return Inspection(findings=(finding,))
+
+
+def _inspected(folder: Path, request: _Request) -> Inspection:
     examined = _examine(folder, request)
     seen = examined.inspection
     if seen.findings:
@@ -144,7 +152,7 @@ def inspect(
 
 
 def prepare(
-    folder: Path,
+    source: Path,
     contract: BaseContract | None,
     options: PublishOptions | None = None,
     *,
@@ -154,15 +162,16 @@ def prepare(
 ) -> PreparedAdapter:
     """Writes the canonical two files into `workdir` and describes them.
 
-    `base` and `others` as for `inspect`. Raises InvalidRequest if there is no such folder, else the first refusal, the most
-    specific one; nothing is left in `workdir` then.
+    `source`, `base` and `others` as for `inspect`. Raises InvalidRequest if there is no such source, else the first refusal, the
+    most specific one; nothing is left in `workdir` then.
     """
     request = _request(contract, options, base, others)
-    examined = _examine(folder, request)
-    seen = examined.inspection
-    if seen.findings:
-        raise seen.findings[0]
-    made = _write(examined, request, workdir)
+    with opened(source, request.options.max_bytes) as folder:
+        examined = _examine(folder, request)
+        seen = examined.inspection
+        if seen.findings:
+            raise seen.findings[0]
+        made = _write(examined, request, workdir)
     return PreparedAdapter(
         config=made.config,
         weights=workdir / WEIGHTS_FILE,

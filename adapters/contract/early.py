@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from adapters.contract.contract import PublishOptions, _examine, _request
@@ -26,20 +27,27 @@ def header_end(first: bytes) -> int | None:
 
 
 def early_refusal(
-    config: Path, header: bytes, contract: BaseContract | None, options: PublishOptions, *, base: str, workdir: Path
+    config: Path,
+    header: bytes,
+    contract: BaseContract | None,
+    options: PublishOptions,
+    *,
+    base: str,
+    others: Iterable[BaseContract] = (),
 ) -> AdapterRefused | None:
     """The refusal that the whole folder would meet first, if configuration and header show it already.
 
-    `header` is the beginning of the weights up to `header_end`. The contract sees a sparse file of the announced size.
+    `header` is the beginning of the weights up to `header_end`. The contract sees a sparse file of the announced size, which
+    lies in a folder beside that of `config` for a moment.
     """
     size = _announced_bytes(header)
     if size is None:
         return None  # the whole file shows better what is wrong
-    with tempfile.TemporaryDirectory(dir=workdir, prefix="early-") as folder:
+    with tempfile.TemporaryDirectory(dir=config.parent.parent, prefix="early-") as folder:
         os.link(config, Path(folder, CONFIG_FILE))
         if not _sparse(Path(folder, WEIGHTS_FILE), header, size):
             return None
-        findings = _examine(Path(folder), _request(contract, options, base, ())).inspection.findings
+        findings = _examine(Path(folder), _request(contract, options, base, others)).inspection.findings
     return findings[0] if findings and findings[0].reason not in HEALED_BY_MORE_FILES else None
 
 
