@@ -5,6 +5,8 @@ adapters/<base-key>/<name>/versions/<n>/manifest.json
 adapters/<base-key>/<name>/head.json
 bases/<base-key>.json
 index/<shard>.json
+adopted/<id>.json
+registry.json
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ BLOBS = "blobs/"
 ADAPTERS = "adapters/"
 BASES = "bases/"
 INDEX = "index/"
+ADOPTED = "adopted/"
+MARKER = "registry.json"
 NUM_SHARDS = 256
 
 MAX_KEY_BYTES = 900  # S3 takes 1,024 with the prefix
@@ -79,6 +83,11 @@ def contract_key(base: str) -> str:
     return f"{BASES}{base_key(base)}.json"
 
 
+def adopted_key(folder_id: str) -> str:
+    """Where it stands what became of a folder that was adopted or refused."""
+    return f"{ADOPTED}{folder_id}.json"
+
+
 def shard_key(shard: int) -> str:
     return f"{INDEX}{shard:03d}.json"
 
@@ -114,3 +123,10 @@ def base_of_contract_key(key: str) -> str | None:
 def shard_of_key(key: str) -> int | None:
     match = _SHARD.fullmatch(key)
     return int(match[1]) if match else None
+
+
+def is_ours(key: str) -> bool:
+    """Whether a release of ours writes such a key, files of versions aside."""
+    if key == MARKER or key.startswith((INDEX, ADOPTED)):
+        return True
+    return any(found is not None for found in (ref_of_key(key), adapter_of_head_key(key), base_of_contract_key(key)))

@@ -1,0 +1,84 @@
+"""A publisher in a process of its own that kills itself at write number N: `python -m tests.dying_publisher <json>`.
+
+The JSON holds `store` (its settings), `base`, `name`, `weights` (a file), `at` and `after`; it exits with 0 if it needed fewer
+writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from adapters.registry import Registry
+from adapters.settings import StoreSettings
+from adapters.store import open_store
+from adapters.types import PreparedAdapter
+from tests.prepared import prepared
+
+
+class KillingStore:
+    """Passes all on to the store; write number `at` is the last thing that this process does, or the last but its effect."""
+
+    def __init__(self, store: Any, at: int, after: bool) -> None:
+        self._store, self._at, self._after = store, at, after
+        self._writes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        return self._counted(method) if name in ("create", "replace", "put", "delete") else method
+
+    def _counted(self, method: Any) -> Any:
+        async def write(*args: Any) -> Any:
+            self._writes += 1
+            if self._writes == self._at and not self._after:
+                _die()
+            result = await method(*args)
+            if self._writes == self._at:
+                _die()
+            return result
+
+        return write
+
+    async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> str:
+        """Before its effect is here in the middle of the stream."""
+        self._writes += 1
+        etag = await self._store.put_stream(key, self._cut(chunks))
+        if self._writes == self._at:
+            _die()
+        return etag
+
+    async def _cut(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for number, chunk in _numbered(chunks):
+            if number == 1 and self._writes == self._at and not self._after:
+                _die()
+            yield chunk
+
+
+async def _numbered(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
+    number = 0
+    async for chunk in chunks:
+        yield number, chunk
+        number += 1
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(task: dict[str, Any]) -> None:
+    store = KillingStore(open_store(StoreSettings.model_validate(task["store"])), task["at"], task["after"])
+    await Registry(store).publish(task["base"], task["name"], _prepared(Path(task["weights"])))
+
+
+def _prepared(weights: Path) -> PreparedAdapter:
+    return prepared(weights.read_bytes(), weights)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))
