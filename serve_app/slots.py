@@ -5,6 +5,7 @@ The engine itself is forgetful (README.md of this package lists what it really d
 - the registered set never exceeds the engine's own capacity, and a place is freed before the next load takes it;
 - a slot in use is never evicted, and its files stay leased as long as it is registered;
 - an integer id is never used twice, and a failed load is removed from the engine whatever it left behind;
+- the first load of a content counts what the engine filled: an engine drops what it doesn't know without a word;
 - requests for one cold adapter share one fetch and one load, which run apart from the requests that wait for them;
 - a loader that found every place in use is not starved: after `drain_after_s` the longest-held slot takes no new users.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from adapters.cache import AdapterCache, Lease
-from adapters.errors import AdapterLoading, LoraMuxError, Overloaded
+from adapters.errors import AdapterIncompatible, AdapterLoading, LoraMuxError, Overloaded
 from adapters.names import AdapterRef
 from adapters.types import LocalAdapter, ResolvedAdapter
 from gateway.backend import Load, Tier
@@ -30,9 +31,12 @@ FIRST_INT_ID = 1_000  # the engine's own warm-up takes the small ones
 
 
 class AdapterEngine(Protocol):
-    """The engine's side of a slot. `remove` forgives an id that the engine does not know."""
+    """The engine's side of a slot. `landed` counts the base's modules that a loaded adapter fills, as Hugging Face names them;
+    `remove` forgives an id that the engine does not know."""
 
     async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None: ...
+
+    async def landed(self, int_id: int) -> int: ...
 
     async def remove(self, ref: AdapterRef, int_id: int) -> None: ...
 
@@ -86,6 +90,18 @@ def choose_drain(slots: Iterable[Slot]) -> Slot | None:
     return min(slots, key=lambda slot: slot.loaded_at_s, default=None)
 
 
+def check_landed(adapter: ResolvedAdapter, landed: int) -> None:
+    """Raises AdapterIncompatible (`not_all_applied`) unless the engine filled as many modules as the manifest counts."""
+    if landed != adapter.num_modules:
+        raise AdapterIncompatible(
+            f"the engine applied {landed} of the {adapter.num_modules} modules of `{adapter.ref}`",
+            reason="not_all_applied",
+            limit=adapter.num_modules,
+            value=landed,
+            hint="publish it again: the contract of its base says which modules the engine takes",
+        )
+
+
 class EngineSlots:
     """The places of one engine. Not thread-safe: it lives on the replica's event loop."""
 
@@ -112,6 +128,7 @@ class EngineSlots:
         self._used_places = 0
         self._queue: deque[_PlaceWaiter] = deque()
         self._cleanups: set[asyncio.Task[None]] = set()
+        self._landed: set[str] = set()  # digests that are known to land whole; content never changes
 
     async def use(self, adapter: ResolvedAdapter, *, wait: bool = True) -> SlotUse:
         """A hold on the adapter's slot, loading it first if need be.
@@ -223,7 +240,7 @@ class EngineSlots:
         await self._timed(pending, "queue", self._take_place())
         int_id = next(self._int_ids)
         try:
-            await self._timed(pending, "load", self._engine.add(adapter.ref, int_id, lease.local))
+            await self._timed(pending, "load", self._add(adapter, int_id, lease.local))
         except BaseException:
             # A failed activation leaves a ghost that a second add of the same id would report as loaded.
             await self._forget(adapter.ref, int_id)
@@ -231,6 +248,12 @@ class EngineSlots:
             raise
         now_s = self._clock_s()
         return Slot(adapter.ref, int_id, lease, loaded_at_s=now_s, last_used_s=now_s)
+
+    async def _add(self, adapter: ResolvedAdapter, int_id: int, files: LocalAdapter) -> None:
+        await self._engine.add(adapter.ref, int_id, files)
+        if adapter.num_modules and adapter.digest not in self._landed:  # 0: its manifest is older than the count
+            check_landed(adapter, await self._engine.landed(int_id))
+            self._landed.add(adapter.digest)
 
     async def _forget(self, ref: AdapterRef, int_id: int) -> None:
         with contextlib.suppress(LoraMuxError):  # the engine is dead; the error that brought us here says so

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from adapters.errors import EngineUnavailable
 from adapters.names import AdapterRef
-from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, LocalAdapter
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, LocalAdapter, ModuleShape
 from serve_app import asgi_call
-from serve_app.engine_vllm import VllmEngine
+from serve_app.engine_vllm import GATE_UP, VllmEngine
 
 WARM_INT_ID = 999
 # Prompts of one token, of some, and several at once take different ways through an engine.
@@ -68,15 +68,25 @@ async def _ask(engine: VllmEngine, model: str, tokens: int, sampling: dict[str, 
 
 
 def write_zero_adapter(folder: Path, contract: BaseContract) -> None:
-    """An adapter of rank 1 on every module of the base that changes nothing. A: [1, in_features], B: [out_features, 1]."""
+    """An adapter of rank 1 on every module of the base that changes nothing. A: [1, in_features], B: [out_features, 1]; where
+    a module holds all experts of a layer, their number stands for the 1."""
     import numpy
     from safetensors.numpy import save_file
 
     tensors = {}
     for name, shape in contract.modules.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = numpy.zeros((1, shape.in_features), numpy.float32)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = numpy.zeros((shape.out_features, 1), numpy.float32)
+        key, count = _key(name, shape), shape.experts or 1
+        tensors[f"{key}.lora_A.weight"] = numpy.zeros((count, shape.in_features), numpy.float32)
+        tensors[f"{key}.lora_B.weight"] = numpy.zeros((shape.out_features, count), numpy.float32)
     save_file(tensors, folder / WEIGHTS_FILE)
     suffixes = sorted({name.rpartition(".")[2] for name in contract.modules})
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": suffixes, "bias": "none"}
     (folder / CONFIG_FILE).write_text(json.dumps(config))
+
+
+def _key(name: str, shape: ModuleShape) -> str:
+    """PEFT wraps a layer's experts twice, once for each 3-D weight: the inner one, gate and up, is called `base_layer`."""
+    if shape.experts is None:
+        return f"base_model.model.{name}"
+    experts, _, weight = name.rpartition(".")
+    return f"base_model.model.{experts}" + (".base_layer" if weight == GATE_UP else "")

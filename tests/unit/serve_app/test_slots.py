@@ -16,9 +16,9 @@ from adapters.types import LocalAdapter, ResolvedAdapter
 from serve_app.slots import EngineSlots
 
 
-def adapter(name: str, version: int = 1) -> ResolvedAdapter:
+def adapter(name: str, version: int = 1, num_modules: int = 4) -> ResolvedAdapter:
     ref = AdapterRef("base", name, version)
-    return ResolvedAdapter(ref, hashlib.sha256(str(ref).encode()).hexdigest(), (), rank=8)
+    return ResolvedAdapter(ref, hashlib.sha256(str(ref).encode()).hexdigest(), (), rank=8, num_modules=num_modules)
 
 
 class StrictEngine:
@@ -32,6 +32,8 @@ class StrictEngine:
         self.failing: set[AdapterRef] = set()
         self.in_use: dict[int, int] = {}
         self.gate: asyncio.Event | None = None
+        self.landing = 4
+        self.counted: list[int] = []
 
     async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None:
         assert int_id not in self.ever, "an integer id was used twice"
@@ -44,6 +46,11 @@ class StrictEngine:
         await asyncio.sleep(0)
         if ref in self.failing:
             raise AdapterIncompatible("no", reason="engine_refused")
+
+    async def landed(self, int_id: int) -> int:
+        self.counted.append(int_id)
+        await asyncio.sleep(0)
+        return self.landing
 
     async def remove(self, ref: AdapterRef, int_id: int) -> None:
         assert not self.in_use.get(int_id), "an adapter in use was removed"
@@ -176,6 +183,40 @@ async def test_a_failed_load_leaves_no_ghost_in_the_engine():
             await bench.request(adapter("bad"))
     assert bench.engine.loaded == {}
     assert await bench.request(adapter("good")) == "leader"
+
+
+async def test_an_adapter_that_lands_in_part_is_refused_and_removed_and_harms_no_other():
+    bench = Bench()
+    good = await bench.slots.use(adapter("good"))
+    results = await asyncio.gather(*(bench.request(adapter("half", num_modules=6)) for _ in range(3)), return_exceptions=True)
+    assert [(error.reason, error.limit, error.value) for error in results] == [("not_all_applied", 6, 4)] * 3
+    assert adapter("half").ref not in bench.engine.loaded.values(), "a ghost"
+    assert bench.slots.resident() == {adapter("good").ref: 1}
+    good.release()
+    bench.check_quiet()
+
+
+async def test_a_refusal_for_landing_is_not_remembered_as_landed():
+    bench = Bench()
+    for _ in range(2):
+        with pytest.raises(AdapterIncompatible):
+            await bench.request(adapter("half", num_modules=6))
+    assert len(bench.engine.counted) == 2
+    bench.check_quiet()
+
+
+async def test_what_landed_is_counted_at_the_first_load_only():
+    bench = Bench(capacity=1)
+    for name in ("a", "b", "a", "b"):
+        await bench.request(adapter(name))
+    assert len(bench.engine.loads) == 4
+    assert len(bench.engine.counted) == 2
+
+
+async def test_a_manifest_that_counts_nothing_is_not_compared():
+    bench = Bench()
+    assert await bench.request(adapter("old", num_modules=0)) == "leader"
+    assert bench.engine.counted == []
 
 
 async def test_a_store_error_reaches_the_waiters_and_costs_no_place():

@@ -1,0 +1,171 @@
+"""A real engine in a process of its own, asked by tests: `python -m tests.live_engine QUESTION BASE ANSWER.json`.
+
+It is started as a replica starts it, with the worker extension, and wrapped in the product's `VllmEngine`; only Ray and HTTP
+are missing. The tests' process never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from adapters.errors import AdapterIncompatible
+from adapters.names import AdapterRef
+from adapters.registry import codec
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, LocalAdapter
+
+ENGINE = {
+    "enable_lora": True,
+    "max_loras": 2,
+    "max_cpu_loras": 3,
+    "max_lora_rank": 8,
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "enforce_eager": True,
+    "dtype": "float32",
+}
+PLACES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+PROMPT = [5, 6, 7, 8]
+
+
+def ask(question: str, base: Path, engine: dict[str, Any] | None = None) -> Any:
+    """Starts an engine on the folder, with further engine arguments, and gives its answer to one of the questions below."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        command = [sys.executable, "-m", "tests.live_engine", question, str(base), str(answer), json.dumps(engine or {})]
+        done = subprocess.run(command, env=os.environ | PLACES, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the engine did not answer:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return json.loads(answer.read_text())
+
+
+@contextlib.asynccontextmanager
+async def started(base: Path, options: dict[str, Any]) -> AsyncIterator[tuple[Any, Any]]:
+    """The engine as the product wraps it, and vLLM's client below it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from serve_app.engine_vllm import WORKER_EXTENSION, VllmEngine
+
+    arguments = AsyncEngineArgs(model=str(base), worker_extension_cls=WORKER_EXTENSION, **(ENGINE | options))
+    client = AsyncLLM.from_engine_args(arguments)
+    state = SimpleNamespace(openai_serving_models=SimpleNamespace(lora_requests={}), _state={})
+    engine = VllmEngine(client, state, None)
+    await engine.prepare()
+    try:
+        yield engine, client
+    finally:
+        client.shutdown()
+
+
+async def describe(engine: Any, client: Any) -> dict[str, Any]:
+    """The contract that a replica would write, the same modules by the engine's names as its own reader maps the canonical
+    keys, and the modules that an adapter with all those keys fills."""
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+
+    from serve_app.engine_vllm import Names
+    from serve_app.warmup import write_zero_adapter
+
+    contract = await engine.contract("toy")
+    names = Names(get_model_architecture(client.model_config)[0], None)
+    with tempfile.TemporaryDirectory() as folder:
+        write_zero_adapter(Path(folder), contract)
+        await engine.add(AdapterRef("toy", "all", 1), 1_000, LocalAdapter("", Path(folder), 0))
+        landed = await client.collective_rpc("loramux_landed", args=(1_000,))
+        return {
+            "contract": json.loads(codec.encode_contract(contract)),
+            "parsed": sorted(names.after(path) for path in contract.modules),
+            "landed": sorted(landed[0]),
+            "count": await engine.landed(1_000),
+        }
+
+
+async def haunt(engine: Any, client: Any) -> dict[str, Any]:
+    """What an activation error leaves behind: an adapter of a rank over the engine's limit, whose config says otherwise."""
+    contract = await engine.contract("toy")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        good, bad = folder / "good", folder / "bad"
+        write_adapter(good, contract, rank=4, seed=1)
+        write_adapter(bad, contract, rank=16, seed=2, says=4)
+        await engine.add(AdapterRef("toy", "good", 1), 1_001, LocalAdapter("", good, 0))
+        before = await _tokens(client, engine, "toy:good@1")
+        base = await _tokens(client, engine, None)
+        refused = await _refusal(lambda: engine.add(AdapterRef("toy", "bad", 1), 1_002, LocalAdapter("", bad, 0)))
+        ghosts = sorted(await engine.registered() - {1_001})
+        await engine.remove(AdapterRef("toy", "bad", 1), 1_002)
+        after = {
+            "registered": sorted(await engine.registered()),
+            "slots": await _slots(client),
+            "bad": await engine.landed(1_002),
+        }
+        await engine.add(AdapterRef("toy", "next", 1), 1_003, LocalAdapter("", good, 0))
+        return {
+            "refused": refused,
+            "ghosts": ghosts,
+            "after": after,
+            "slots": await _slots(client),
+            "good": [before, await _tokens(client, engine, "toy:good@1")],
+            "next": await _tokens(client, engine, "toy:next@1"),
+            "base": [base, await _tokens(client, engine, None)],
+        }
+
+
+def write_adapter(folder: Path, contract: BaseContract, *, rank: int, seed: int, says: int | None = None) -> None:
+    """An adapter with large random weights on all modules; its config names the rank `says`."""
+    import numpy
+    from safetensors.numpy import save_file
+
+    random = numpy.random.default_rng(seed)
+    tensors = {}
+    for name, shape in contract.modules.items():
+        key = f"base_model.model.{name}"
+        tensors[f"{key}.lora_A.weight"] = random.normal(size=(rank, shape.in_features)).astype(numpy.float32)
+        tensors[f"{key}.lora_B.weight"] = random.normal(size=(shape.out_features, rank)).astype(numpy.float32)
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS_FILE)
+    suffixes = sorted({name.rpartition(".")[2] for name in contract.modules})
+    config = {"peft_type": "LORA", "r": says or rank, "lora_alpha": rank, "target_modules": suffixes, "bias": "none"}
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+
+
+async def _refusal(work: Callable[[], Awaitable[None]]) -> str | None:
+    try:
+        await work()
+    except AdapterIncompatible as error:
+        return error.reason
+    return None
+
+
+async def _slots(client: Any) -> list[int | None]:
+    """The ids in the engine's GPU places, by its own table."""
+    return (await client.collective_rpc("loramux_places"))[0]
+
+
+async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
+    from vllm import SamplingParams
+
+    request = engine._models.lora_requests[ref] if ref else None
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    answers = client.generate({"prompt_token_ids": PROMPT}, sampling, f"{ref}-{os.urandom(4).hex()}", lora_request=request)
+    last = [answer async for answer in answers][-1]
+    return list(last.outputs[0].token_ids)
+
+
+async def main(question: str, base: Path, options: dict[str, Any]) -> Any:
+    async with started(base, options) as (engine, client):
+        return await {"describe": describe, "haunt": haunt}[question](engine, client)
+
+
+if __name__ == "__main__":
+    found = asyncio.run(main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[4])))
+    Path(sys.argv[3]).write_text(json.dumps(found))
