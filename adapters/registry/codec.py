@@ -1,10 +1,14 @@
-"""The registry's JSON, both ways. Every document carries `schema_version`; unknown keys are let pass, newer schemas refused."""
+"""The registry's JSON, both ways. Every document carries `schema_version`; unknown keys are let pass, newer schemas refused.
+
+A document of an older schema is upgraded when it is read and stays as it is in the store; what is written has the newest. A new
+field with a default needs no new schema; a change that an older release would misread does, with a function in `UPGRADES`.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -16,6 +20,11 @@ from adapters.types import AdapterEntry, BaseContract, Head, Manifest
 SCHEMA_VERSION = 1
 CORRUPT = "metadata_corrupt"
 TOO_NEW = "schema_too_new"
+
+Document = dict[str, Any]
+
+# by kind of document and version: what makes the next version of it; kinds that did not change are left out
+UPGRADES: dict[tuple[str, int], Callable[[Document], Document]] = {}
 
 
 def encode_manifest(manifest: Manifest, *, change_id: str = "") -> bytes:
@@ -100,7 +109,7 @@ def _encode(document: dict[str, Any]) -> bytes:
 
 
 def _document(data: bytes, what: str) -> dict[str, Any]:
-    """The JSON object in `data`, without its schema version. Raises StoreError."""
+    """The JSON object in `data` in the newest schema, without its version. Raises StoreError."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -118,7 +127,26 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
             value=version,
             hint="upgrade LoraMux",
         )
+    return _upgraded(document, what, version)
+
+
+def _upgraded(document: Document, what: str, version: int) -> Document:
+    for old in range(version, SCHEMA_VERSION):
+        upgrade = UPGRADES.get((what, old))
+        try:
+            document = upgrade(document) if upgrade else document
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _corrupt(what, f"it is no document of schema version {old}") from error
     return document
+
+
+def schema_version_of(data: bytes) -> int | None:
+    """The version that a document says it has; None for garbage."""
+    try:
+        version = json.loads(data)["schema_version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return version if isinstance(version, int) else None
 
 
 def _decode(kind: Any, document: Any, what: str) -> Any:
