@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from adapters.errors import InvalidRequest
 
@@ -55,6 +56,26 @@ class DropSettings(StoreSettings):
     interval_s: float = Field(default=10.0, gt=0, description="How often a gateway looks.")
     settle_s: float = Field(default=30.0, ge=0, description="A folder is taken when nothing in it changed for so long.")
     promote: str | None = Field(default=None, description="Alias that moves to each new version; none moves none.")
+
+
+class WebhookSettings(Section):
+    """Who is told of the moves of aliases (`adapters.webhook`)."""
+
+    url: str | None = Field(default=None, description="Address that moves of aliases are posted to; none tells nobody.")
+    secret: SecretStr | None = Field(default=None, description="Key of the signature; needed with an address.")
+    timeout_s: float = Field(default=5.0, gt=0, le=60, description="Limit for one attempt.")
+    attempts: int = Field(default=4, ge=1, le=10, description="Attempts before it is given up.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> WebhookSettings:
+        if self.url is None:
+            return self
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not self.url.isascii() or not self.url.isprintable():
+            raise ValueError("the webhook's address is no http or https address")
+        if self.secret is None or not self.secret.get_secret_value():
+            raise ValueError("a webhook needs a `secret`")
+        return self
 
 
 class CacheSettings(Section):
@@ -119,3 +140,12 @@ def read_registry_settings(path: Path | None = None) -> RegistrySettings:
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidRequest(f"`registry.{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+
+
+def read_webhook_settings(path: Path | None = None) -> WebhookSettings:
+    """Only the webhook's section; without one nobody is told. Raises InvalidRequest."""
+    try:
+        return WebhookSettings.model_validate(read_config(path).get("webhook") or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"`{'.'.join(map(str, ('webhook', *first['loc'])))}`: {first['msg']}") from None

@@ -14,28 +14,56 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 from adapters.errors import InternalError, InvalidRequest, LoraMuxError
+from adapters.metrics import NULL_METER, Meter
 from adapters.registry import Registry
 from adapters.registry.keeper import keep_index
 from adapters.registry.view import RegistryView
+from adapters.settings import StoreSettings, WebhookSettings
 from gateway import health_routes, model_routes, openai_routes, registry_routes
 from gateway.backend import Backend
+from gateway.catalogue import Catalogue
+from gateway.documents import documented
 from gateway.errors import error_body, error_headers, row_of
 from gateway.settings import GatewaySettings
+from gateway.telling import Telling
+from gateway.uploads import Uploads
 
 logger = logging.getLogger("loramux.gateway")
 
-EXPOSED_HEADERS = ("x-request-id", "x-loramux-adapter", "x-loramux-tier", "x-loramux-load", "server-timing", "retry-after-ms")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "x-loramux-adapter",
+    "x-loramux-tier",
+    "x-loramux-load",
+    "x-loramux-sticky",
+    "x-loramux-digest",
+    "server-timing",
+    "retry-after-ms",
+    "etag",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the routes work with; made once. `model_lists` is the model routes' own memory."""
+    """What the routes work with; made once. `sources` holds the credentials with which foreign addresses are read."""
 
     settings: GatewaySettings
     registry: Registry
     view: RegistryView
     backend: Backend
-    model_lists: dict[bool, model_routes.ModelList] = field(default_factory=dict)
+    catalogue: Catalogue
+    models: model_routes.ModelLists
+    telling: Telling
+    uploads: Uploads
+    sources: StoreSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the gateway reaches beside the registry and the engines, where it is configured."""
+
+    sources: StoreSettings | None = None
+    webhook: WebhookSettings = field(default_factory=WebhookSettings)
 
 
 def build_app(
@@ -45,17 +73,33 @@ def build_app(
     *,
     poll_interval_s: float = 1.0,
     sweep_interval_s: float = 300.0,
+    outside: Outside | None = None,
+    meter: Meter = NULL_METER,
 ) -> FastAPI:
     """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it, and the index is kept in repair."""
-    view = RegistryView(registry, poll_interval_s)
+    outside = outside or Outside()
+    view = RegistryView(registry, poll_interval_s, meter=meter)
+    catalogue = Catalogue(view)
+    parts = Parts(
+        settings=settings,
+        registry=registry,
+        view=view,
+        backend=backend,
+        catalogue=catalogue,
+        models=model_routes.ModelLists(catalogue, backend),
+        telling=Telling(outside.webhook, registry, meter),
+        uploads=Uploads(settings),
+        sources=outside.sources,
+    )
     app = FastAPI(
         title="LoraMux",
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
-        lifespan=_lifespan(view, registry, sweep_interval_s),
+        lifespan=_lifespan(parts, sweep_interval_s),
     )
-    app.state.parts = Parts(settings, registry, view, backend)
+    app.state.parts = parts
+    documented(app)
     for routes in (openai_routes, model_routes, registry_routes, health_routes):
         app.include_router(routes.router)
     app.add_exception_handler(LoraMuxError, _known_error)
@@ -73,15 +117,17 @@ def build_app(
     return app
 
 
-def _lifespan(view: RegistryView, registry: Registry, sweep_interval_s: float):
+def _lifespan(parts: Parts, sweep_interval_s: float):
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
-        tasks = [asyncio.create_task(view.run()), asyncio.create_task(keep_index(registry, sweep_interval_s))]
+        await asyncio.to_thread(parts.uploads.sweep)
+        tasks = [asyncio.create_task(parts.view.run()), asyncio.create_task(keep_index(parts.registry, sweep_interval_s))]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
+            await parts.telling.close()
 
     return lifespan
 
@@ -92,8 +138,12 @@ async def _known_error(request: Request, error: LoraMuxError) -> Response:
 
 async def _validation_error(request: Request, error: RequestValidationError) -> Response:
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    return await _known_error(request, InvalidRequest(f"`{field}`: {first['msg']}", param=field or None))
+    field = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path", "header"))
+    if not field:
+        found = InvalidRequest("the body is no JSON object", hint="send it with `content-type: application/json`")
+    else:
+        found = InvalidRequest(f"`{field[:80]}`: {first['msg']}", param=field[:80])
+    return await _known_error(request, found)
 
 
 async def _framework_error(request: Request, error: HTTPException) -> Response:

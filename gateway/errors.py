@@ -48,14 +48,14 @@ def row_of(error: e.LoraMuxError) -> Row:
 
 
 def error_body(error: e.LoraMuxError) -> dict[str, Any]:
-    """OpenAI's error object; reason, limit and value stand beside its four fields where there are any."""
+    """OpenAI's error object; reason, limit, value and hint stand beside its four fields where there are any."""
     body: dict[str, Any] = {
         "message": str(error),
         "type": row_of(error).type,
         "param": error.param,
         "code": error.code,
     }
-    extra = {"reason": error.reason, "limit": error.limit, "value": error.value}
+    extra = {"reason": error.reason, "limit": error.limit, "value": error.value, "hint": error.hint}
     return body | {key: value for key, value in extra.items() if value is not None}
 
 

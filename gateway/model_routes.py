@@ -1,54 +1,163 @@
-"""`/v1/models`: the bases, and `base:name` for each adapter with a production version."""
+"""`/v1/models`: the bases, and `base:name` for each adapter with a production version. Whole, or in pages."""
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from adapters.errors import ModelNotFound
+from adapters.errors import InvalidModelName, InvalidRequest, ModelNotFound
 from adapters.names import parse_model_name
+from adapters.registry.layout import AdapterName
 from adapters.types import AdapterEntry, VersionEntry
-from gateway.backend import BaseInfo
+from gateway.backend import Backend, BaseInfo
+from gateway.catalogue import Catalogue
+from gateway.documents import answers, errors
 
 router = APIRouter()
+
+MAX_PAGE = 10_000
+
+Key = tuple[int, str, str, int]  # bases first; then adapters by base and name, production before the versions
+
+
+class ModelCard(BaseModel):
+    """A model as OpenAI's client sees it. `parent` is the base of an adapter."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelPage(BaseModel):
+    """The models. `last_id` is the `after` of the next page."""
+
+    object: str
+    data: list[ModelCard]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The encoded cards of one base or adapter, with their places in the order and their ids."""
+
+    of: object
+    keys: tuple[Key, ...]
+    ids: tuple[str, ...]
+    cards: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelList:
-    """The body of a list, good for one generation of the registry view."""
+    """All cards in order, good for one generation of the registry view."""
 
     generation: int
-    body: bytes
+    keys: list[Key]
+    ids: list[str]
+    cards: list[bytes]
+    whole: bytes
 
 
-@router.get("/v1/models")
-async def list_models(request: Request, versions: bool = False) -> Response:
-    """All models; with `?versions=true` every version's ref as well. Made once for each generation of the registry."""
-    parts = request.app.state.parts
-    made = parts.model_lists.get(versions)
-    if made is None or made.generation != parts.view.generation:
-        made = ModelList(parts.view.generation, _list_body(parts, versions))
-        parts.model_lists[versions] = made
-    return Response(made.body, media_type="application/json")
+class ModelLists:
+    """Cards are encoded once and kept while their adapter stays as it is: after a change only what changed is made again."""
+
+    def __init__(self, catalogue: Catalogue, backend: Backend) -> None:
+        self._catalogue = catalogue
+        self._backend = backend
+        self._made: dict[bool, ModelList] = {}
+        self._cards: dict[bool, dict[AdapterName, Cards]] = {False: {}, True: {}}
+
+    def get(self, versions: bool) -> ModelList:
+        """The list as it is now; with `versions` every version's ref too."""
+        made = self._made.get(versions)
+        if made is None or made.generation != self._catalogue.generation:
+            made = self._made[versions] = self._make(versions)
+        return made
+
+    def _make(self, versions: bool) -> ModelList:
+        generation, bases = self._catalogue.generation, self._backend.bases()
+        groups = [_base_cards(base) for _, base in sorted(bases.items())]
+        known = self._cards[versions]
+        for entry in self._catalogue.entries():
+            if entry.base not in bases:
+                continue
+            name = AdapterName(entry.base, entry.name)
+            group = known.get(name)
+            if group is None or group.of is not entry:
+                group = known[name] = _adapter_cards(entry, versions)
+            groups.append(group)
+        keys = [key for group in groups for key in group.keys]
+        ids = [id_ for group in groups for id_ in group.ids]
+        cards = [card for group in groups for card in group.cards]
+        return ModelList(generation, keys, ids, cards, _page(ids, cards, False))
 
 
-def _list_body(parts: Any, versions: bool) -> bytes:
-    bases = parts.backend.bases()
-    cards = [_base_card(base) for base in bases.values()]
-    for entry in sorted(parts.view.adapters(), key=lambda entry: (entry.base, entry.name)):
-        if entry.base in bases:
-            cards.extend(_adapter_cards(entry, versions))
-    return msgspec.json.encode({"object": "list", "data": cards})
+@router.get("/v1/models", responses=answers(ModelPage) | errors())
+async def list_models(
+    request: Request,
+    versions: Annotated[bool, Query(description="Every version's ref too.")] = False,
+    limit: Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="Most models in the answer; all without it.")] = None,
+    after: Annotated[str | None, Query(description="Id of the last model of the page before.")] = None,
+) -> Response:
+    """The models, in an order that stays: bases by id, then adapters by base and name."""
+    made = request.app.state.parts.models.get(versions)
+    if limit is None and after is None:
+        return Response(made.whole, media_type="application/json")
+    start = _start(request, made, after) if after is not None else 0
+    end = len(made.ids) if limit is None else min(len(made.ids), start + limit)
+    body = _page(made.ids[start:end], made.cards[start:end], end < len(made.ids))
+    return Response(body, media_type="application/json")
 
 
-@router.get("/v1/models/{model_id:path}")
-async def retrieve_model(request: Request, model_id: str) -> Response:
+def _start(request: Request, made: ModelList, after: str) -> int:
+    """Where the page begins; a model that left the list since still has its place. Raises InvalidRequest for an unknown one."""
+    key = _key_of(after)
+    at = bisect.bisect_left(made.keys, key) if key else 0
+    if key is not None and at < len(made.keys) and made.keys[at] == key:
+        return at + 1
+    if key is None or not _was_there(request, key):
+        raise InvalidRequest("`after` is no model of this list", param="after", value=after[:80])
+    return at
+
+
+def _key_of(model_id: str) -> Key | None:
+    try:
+        model = parse_model_name(model_id)
+    except InvalidModelName:
+        return None
+    if model.adapter is None:
+        return (0, model.base, "", 0)
+    if model.version is None and str(model) != f"{model.base}:{model.adapter}":
+        return None
+    return (1, model.base, model.adapter, model.version or 0)
+
+
+def _was_there(request: Request, key: Key) -> bool:
+    entry = request.app.state.parts.view.entry(key[1], key[2])
+    return entry is not None and (key[3] == 0 or key[3] in entry.versions)
+
+
+def _page(ids: list[str], cards: list[bytes], has_more: bool) -> bytes:
+    ends = {"has_more": has_more, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return b'{"object":"list","data":[' + b",".join(cards) + b"]," + msgspec.json.encode(ends)[1:]
+
+
+@router.get("/v1/models/{model_id:path}", responses=answers(ModelCard) | errors(404, 410))
+async def retrieve_model(
+    request: Request, model_id: Annotated[str, Path(description="`base`, `base:name`, `base:name@7`.", examples=["demo"])]
+) -> Response:
     """One model; slashes in its id may come plain or as %2F. Raises ModelNotFound and InvalidModelName."""
     parts = request.app.state.parts
     model = parse_model_name(unquote(model_id))
@@ -57,7 +166,7 @@ async def retrieve_model(request: Request, model_id: str) -> Response:
         raise ModelNotFound(f"there is no base `{model.base}`", param="model")
     if model.adapter is None:
         return _json(_base_card(bases[model.base]))
-    ref = parts.view.resolve(model).ref
+    ref = parts.view.resolve(model, "any").ref  # a fixed caller, so that the card stays the same while traffic is shared
     entry = parts.view.entry(ref.base, ref.name)
     return _json(_card(str(model), entry.base, entry.versions[ref.version]))
 
@@ -66,14 +175,23 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _adapter_cards(entry: AdapterEntry, versions: bool) -> list[dict[str, Any]]:
+def _base_cards(base: BaseInfo) -> Cards:
+    return Cards(base, ((0, base.id, "", 0),), (base.id,), (msgspec.json.encode(_base_card(base)),))
+
+
+def _adapter_cards(entry: AdapterEntry, versions: bool) -> Cards:
     name = f"{entry.base}:{entry.name}"
-    cards = []
+    shown = []
     if entry.production in entry.versions:
-        cards.append(_card(name, entry.base, entry.versions[entry.production]))
+        shown.append((0, name, entry.versions[entry.production]))
     if versions:
-        cards.extend(_card(f"{name}@{n}", entry.base, v) for n, v in sorted(entry.versions.items()) if not v.retired)
-    return cards
+        shown.extend((n, f"{name}@{n}", v) for n, v in sorted(entry.versions.items()) if not v.retired)
+    return Cards(
+        entry,
+        tuple((1, entry.base, entry.name, number) for number, _, _ in shown),
+        tuple(model_id for _, model_id, _ in shown),
+        tuple(msgspec.json.encode(_card(model_id, entry.base, version)) for _, model_id, version in shown),
+    )
 
 
 def _base_card(base: BaseInfo) -> dict[str, Any]:

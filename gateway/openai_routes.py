@@ -8,11 +8,13 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from adapters.errors import BodyTooLarge, InvalidRequest, ModelNotFound
+from adapters.errors import InvalidRequest, ModelNotFound
 from adapters.names import parse_model_name
 from adapters.types import ResolvedAdapter
 from gateway.backend import ResolvedRequest
 from gateway.body import Body, read_body
+from gateway.documents import ModelRequest, errors, header, json_body, spoken
+from gateway.limited import read_limited
 from gateway.relay import Limits, relay
 
 router = APIRouter()
@@ -20,16 +22,30 @@ router = APIRouter()
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 
 
-@router.post("/v1/chat/completions")
-@router.post("/v1/completions")
-@router.post("/v1/embeddings")
+_ERRORS = errors(403, 404, 409, 410, 413, 422, 504)
+_SPOKEN = spoken("application/json", "text/event-stream") | _ERRORS
+_ASKED = json_body(ModelRequest) | {
+    "parameters": [
+        header("x-loramux-cold", "Whether to wait for a cold adapter.", {"type": "string", "enum": ["wait", "fail"]}),
+        header(
+            "x-loramux-timeout-ms",
+            "Limit for the whole answer.",
+            {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+        ),
+    ]
+}
+
+
+@router.post("/v1/chat/completions", operation_id="chat_completions", responses=_SPOKEN, openapi_extra=_ASKED)
+@router.post("/v1/completions", operation_id="completions", responses=_SPOKEN, openapi_extra=_ASKED)
+@router.post("/v1/embeddings", operation_id="embeddings", responses=spoken("application/json") | _ERRORS, openapi_extra=_ASKED)
 async def answer(request: Request) -> Response:
     """Chat, completions and embeddings differ only behind the door."""
     parts = request.app.state.parts
-    body = read_body(await _read(request, parts.settings.max_body_bytes))
+    body = read_body(await read_limited(request, parts.settings.max_body_bytes))
     limits = _limits(request, parts.settings)
     start_s = time.monotonic()
-    base, adapter = _resolve(parts, body)
+    base, adapter = _resolve(parts, body, body.sticky_key or _sticky_header(request, parts.settings.sticky_headers))
     resolve_ms = (time.monotonic() - start_s) * 1e3
     resolved = ResolvedRequest(
         route=request.url.path,
@@ -43,36 +59,22 @@ async def answer(request: Request) -> Response:
     return await relay(request.receive, resolved, parts.backend, limits, resolve_ms)
 
 
-def _resolve(parts, body: Body) -> tuple[str, ResolvedAdapter | None]:
+def _sticky_header(request: Request, names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if (value := request.headers.get(name))), None)
+
+
+def _resolve(parts, body: Body, sticky_key: str | None) -> tuple[str, ResolvedAdapter | None]:
     model = parse_model_name(body.model)
     if model.base not in parts.backend.bases():
         raise ModelNotFound(f"there is no base `{model.base}`", param="model", hint=_near(model.base, parts.backend.bases()))
     if model.adapter is None:
         return model.base, None
-    return model.base, parts.view.resolve(model, body.sticky_key)
+    return model.base, parts.view.resolve(model, sticky_key)
 
 
 def _near(base: str, bases: dict) -> str | None:
     shown = sorted(bases)[:3]
     return f"served here: {', '.join(shown)}" if shown else None
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be over the limit."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(int(declared), limit)
-    parts, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise _too_large(size, limit)
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-def _too_large(size: int, limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body has {size} bytes or more; at most {limit} are taken", limit=limit, value=size)
 
 
 def _limits(request: Request, settings) -> Limits:

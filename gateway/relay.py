@@ -44,7 +44,7 @@ async def relay(receive: Receive, request: ResolvedRequest, backend: Backend, li
         exchange.stop()
         raise exchange.deadline_error()
     if outcome == "late":
-        return RelayResponse(exchange, 200, {"x-loramux-adapter": request.ref} if request.ref else {}, SSE)
+        return RelayResponse(exchange, 200, known_headers(request), SSE)
     reply = exchange.reply()
     return RelayResponse(exchange, reply.head.status, exchange.headers(reply.head), reply.head.content_type)
 
@@ -111,7 +111,7 @@ class _Exchange:
             "x-loramux-load": head.load,
             "server-timing": ", ".join(f"{stage};dur={ms:.2f}" for stage, ms in stages.items()),
         }
-        return headers | ({"x-loramux-adapter": self.request.ref} if self.request.ref else {})
+        return headers | known_headers(self.request)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body: comments while a late stream waits, then the reply's chunks. Raises LoraMuxError, DeadlineExceeded too."""
@@ -167,6 +167,14 @@ class RelayResponse(Response):
         finally:
             await chunks.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def known_headers(request: ResolvedRequest) -> dict[str, str]:
+    """What is known before the dispatch: the ref, and how it was chosen where the alias shares its traffic."""
+    if request.adapter is None:
+        return {}
+    sticky = {"key": "key", "chance": "none"}.get(request.adapter.chosen_by)
+    return {"x-loramux-adapter": str(request.adapter.ref)} | ({"x-loramux-sticky": sticky} if sticky else {})
 
 
 def _late_headers(headers: dict[str, str]) -> bytes:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from adapters.errors import InvalidRequest
 from adapters.names import check_base_id
-from adapters.settings import CacheSettings, RegistrySettings, Section, read_config, with_environment
+from adapters.settings import CacheSettings, RegistrySettings, Section, WebhookSettings, read_config, with_environment
 from gateway.settings import GatewaySettings
 
 
@@ -61,6 +61,7 @@ class Settings(Section):
     registry: RegistrySettings
     cache: CacheSettings = Field(default_factory=CacheSettings)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    webhook: WebhookSettings = Field(default_factory=WebhookSettings)
     bases: tuple[BaseModelSettings, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -112,6 +113,7 @@ def _keys_at(path: tuple[str | int, ...]) -> list[str]:
         "registry": RegistrySettings,
         "cache": CacheSettings,
         "gateway": GatewaySettings,
+        "webhook": WebhookSettings,
         "bases": BaseModelSettings,
         "replicas": AutoscalingSettings,
     }

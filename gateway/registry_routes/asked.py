@@ -1,0 +1,207 @@
+"""What callers of the registry routes send: bodies, who they say they are, and the revision that they saw."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from fastapi import Depends, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from adapters.errors import InvalidRequest
+from adapters.names import PRODUCTION, check_adapter_name, check_alias, check_base_id
+from adapters.registry.aliases import MAX_MESSAGE_CHARS
+from adapters.types import By
+
+MAX_REVISION = 2**53
+MAX_ROWS = 1000
+_VERSION = "[1-9][0-9]{0,8}"
+_ETAG = re.compile(r'(?:W/)?"([0-9]{1,16})"|([0-9]{1,16})')
+
+# Patterns stand in the document only: what breaks them is refused by the parsers of names, with a better message.
+BaseId = Annotated[
+    str,
+    Field(
+        description="Id of the base.", json_schema_extra={"pattern": r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}$"}, examples=["demo"]
+    ),
+]
+Name = Annotated[
+    str,
+    Field(
+        description="Name of the adapter, `name` or `team/name`.",
+        json_schema_extra={"pattern": r"^([a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}$"},
+        examples=["parrot"],
+    ),
+]
+Alias = Annotated[
+    str,
+    Field(description="Name of the alias.", json_schema_extra={"pattern": r"^[a-z][a-z0-9-]{0,31}$"}, examples=["production"]),
+]
+Version = Annotated[int, Field(strict=True, ge=1, le=999_999_999, description="Number of the version.", examples=[1])]
+QueryVersion = Annotated[int, Query(ge=1, le=999_999_999, description="Number of the version.")]
+Revision = Annotated[int, Field(strict=True, ge=0, le=MAX_REVISION)]
+Text = Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+Flag = Annotated[bool, Field(strict=True)]
+IfMatch = Annotated[str | None, Header(description='The revision that the caller saw, as `etag` gave it: `"7"`.')]
+User = Annotated[str | None, Header(alias="x-loramux-user", description="Who asks, where the body does not say so.")]
+
+
+class Change(BaseModel):
+    """A change of one adapter. With `expected_revision` (or If-Match) it is made only if nobody else was faster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: BaseId
+    name: Name
+    expected_revision: Revision | None = None
+    message: Text | None = Field(default=None, description="Why; stands in the history.")
+    who: Text | None = Field(default=None, description="Who; stands in the history. Goes before `x-loramux-user`.")
+
+
+class AliasChange(Change):
+    """A change of one alias. `unlock` lets a protected one move."""
+
+    alias: Alias = PRODUCTION
+    unlock: Flag = False
+
+
+class Promotion(AliasChange):
+    """Lets the alias name this version alone."""
+
+    version: Version
+
+
+class Weights(AliasChange):
+    """Lets the alias share its traffic: version to weight. A weight of 0 takes a version out."""
+
+    weights: dict[Annotated[str, Field(pattern=f"^{_VERSION}$")], Annotated[int, Field(strict=True, ge=0, le=1_000_000)]] = Field(
+        min_length=1, max_length=64, examples=[{"1": 90, "2": 10}]
+    )
+
+
+class Rollback(AliasChange):
+    """Lets the alias name what it named before, or `version`, which must have been live."""
+
+    version: Version | None = None
+
+
+class Protection(AliasChange):
+    """Protects an alias, or with `on: false` ends that."""
+
+    on: Flag = True
+
+
+class VersionChange(Change):
+    """A change of one version."""
+
+    version: Version
+
+
+class Tags(VersionChange):
+    """Words on a version; null takes one away."""
+
+    tags: dict[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], Annotated[str, Field(max_length=256)] | None
+    ] = Field(min_length=1, max_length=64, examples=[{"eval": "passed"}])
+
+
+class SourcePublication(Change):
+    """Publishes what lies under an address that `gateway.allowed_sources` allows."""
+
+    source: Annotated[str, Field(min_length=1, max_length=1024, examples=["s3://bucket/runs/7"])]
+    promote: Alias | None = None
+    unlock: Flag = False
+    strict: Flag = False
+    keep_dtype: Flag = False
+    allow_zero: Flag = False
+    alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    drop: Literal["vision"] | None = None
+    wait_ready: Flag = False
+
+
+class Asked(BaseModel):
+    """Query values of a route; an unknown one is refused, since a filter that is not there would show too much."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Filters(Asked):
+    """Which adapters to list. `tag` and `retired` choose versions; an adapter without any is left out."""
+
+    base: str | None = Field(default=None, description="Only adapters of this base.")
+    name: str | None = Field(default=None, description="Part of the name.")
+    prefix: str | None = Field(default=None, description="Beginning of the name.")
+    tag: list[str] = Field(default_factory=list, description="`key:value`, or `key` for any value; all given ones must hold.")
+    alias: str | None = Field(default=None, description="Only adapters with this alias.")
+    retired: bool | None = Field(default=None, description="Only versions that are retired, or only those that are not.")
+    limit: int = Field(default=MAX_ROWS, ge=1, le=MAX_ROWS, description="Most adapters in the answer.")
+    after: str | None = Field(default=None, description="`last` of the page before, as `base:name`.")
+
+
+class UploadOptions(Asked):
+    """What to make of an upload."""
+
+    base: BaseId
+    name: Name
+    promote: Alias | None = Field(default=None, description="Alias that moves to the version.")
+    message: Text | None = Field(default=None, description="Why; stands in manifest and history.")
+    who: Text | None = Field(default=None, description="Who; goes before `x-loramux-user`.")
+    unlock: bool = Field(default=False, description="Let a protected alias move.")
+    strict: bool = Field(default=False, description="Refuse what needs rewriting.")
+    alpha: float | None = Field(default=None, gt=0, le=1e9, description="Replaces `lora_alpha`.")
+    keep_dtype: bool = Field(default=False, description="Keep float32.")
+    allow_zero: bool = Field(default=False, description="Let an adapter without effect pass.")
+    drop: Literal["vision"] | None = Field(default=None, description="Leave the vision tower's factors out; lossy.")
+    wait_ready: bool = Field(default=False, description="Answer when a replica has loaded the version and said a token.")
+    dry_run: bool = Field(default=False, description="Say what would happen, and do nothing.")
+
+
+def checked(base: str, name: str, alias: str | None = None) -> None:
+    """Raises InvalidRequest for a name that breaks the grammar."""
+    check_base_id(base)
+    check_adapter_name(name)
+    if alias is not None:
+        check_alias(alias)
+
+
+class Caller:
+    """What the headers say of the caller."""
+
+    def __init__(self, user: str | None, revision: int | None) -> None:
+        self.user = user
+        self.revision = revision
+
+    def by(self, change: Change) -> By:
+        """Raises InvalidRequest if body and header expect different revisions."""
+        return self.by_of(change.who, change.message, change.expected_revision, getattr(change, "unlock", False))
+
+    def by_of(self, who: str | None, message: str | None, expected: int | None, unlock: bool) -> By:
+        """The same from single values."""
+        if None not in (expected, self.revision) and expected != self.revision:
+            raise InvalidRequest(
+                f"`expected_revision` is {expected}, If-Match says {self.revision}",
+                limit=self.revision,
+                value=expected,
+                param="expected_revision",
+            )
+        return By(who or self.user, message, self.revision if expected is None else expected, unlock)
+
+
+def caller(request: Request, if_match: IfMatch = None, user: User = None) -> Caller:
+    """Raises InvalidRequest for an If-Match that is no revision."""
+    return Caller(user or None, _revision(if_match))
+
+
+FromCaller = Annotated[Caller, Depends(caller)]
+
+
+def _revision(text: str | None) -> int | None:
+    """The revision in an If-Match: quoted, as `etag` gives it, weakened by a proxy, or bare; `*` is any."""
+    if text is None or text.strip() == "*":
+        return None
+    match = _ETAG.fullmatch(text.strip())
+    if not match:
+        raise InvalidRequest(
+            'If-Match is one revision, as `etag` gave it: `"7"`', param="if-match", value=text[:40], reason="bad_if_match"
+        )
+    return int(match[1] or match[2])

@@ -1,0 +1,107 @@
+"""What changes: aliases, shares, protection, retirement, tags. Each answer says what is true now."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from adapters.names import AdapterRef
+from adapters.types import Head
+from gateway.documents import REVISION_HEADER, answers, errors
+from gateway.limited import LimitedRoute
+from gateway.registry_routes.answers import Changed, answer, changed, etag_of
+from gateway.registry_routes.asked import (
+    AliasChange,
+    Change,
+    FromCaller,
+    Promotion,
+    Protection,
+    Rollback,
+    Tags,
+    VersionChange,
+    Weights,
+    checked,
+)
+
+SEEN_WITHIN_S = 5.0
+
+router = APIRouter(route_class=LimitedRoute)
+
+_CHANGED = answers(Changed, headers=REVISION_HEADER)
+_ALIAS = _CHANGED | errors(403, 404, 409, 410, 413)
+_VERSION = _CHANGED | errors(404, 409, 410, 413)
+
+
+@router.post("/promote", responses=_ALIAS)
+async def promote(request: Request, asked: Promotion, caller: FromCaller) -> Response:
+    """Lets an alias name one version alone."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.promote(asked.base, asked.name, asked.alias, asked.version, by))
+
+
+@router.post("/weights", responses=_ALIAS)
+async def weights(request: Request, asked: Weights, caller: FromCaller) -> Response:
+    """Lets an alias share its traffic among versions; a caller keeps its version as long as shares only grow."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    shares = {int(version): weight for version, weight in asked.weights.items()}
+    return await _change(request, asked, lambda: registry.set_weights(asked.base, asked.name, asked.alias, shares, by))
+
+
+@router.post("/rollback", responses=_ALIAS)
+async def rollback(request: Request, asked: Rollback, caller: FromCaller) -> Response:
+    """Lets an alias name what it named before; while it shares its traffic, ends that."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.rollback(asked.base, asked.name, asked.alias, to=asked.version, by=by))
+
+
+@router.post("/unset", responses=_ALIAS)
+async def unset(request: Request, asked: AliasChange, caller: FromCaller) -> Response:
+    """Takes an alias away."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.unset(asked.base, asked.name, asked.alias, by))
+
+
+@router.post("/protect", responses=_ALIAS)
+async def protect(request: Request, asked: Protection, caller: FromCaller) -> Response:
+    """Lets an alias move only for callers that send `unlock`, or ends that."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.protect(asked.base, asked.name, asked.alias, asked.on, by))
+
+
+@router.post("/retire", responses=_VERSION)
+async def retire(request: Request, asked: VersionChange, caller: FromCaller) -> Response:
+    """Takes a version out of service: it answers 410, and can come back."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.retire(_ref(asked), by))
+
+
+@router.post("/restore", responses=_VERSION)
+async def restore(request: Request, asked: VersionChange, caller: FromCaller) -> Response:
+    """Puts a retired version back."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.restore(_ref(asked), by))
+
+
+@router.post("/tag", responses=_VERSION)
+async def tag(request: Request, asked: Tags, caller: FromCaller) -> Response:
+    """Writes words on a version; null takes one away."""
+    registry, by = request.app.state.parts.registry, caller.by(asked)
+    return await _change(request, asked, lambda: registry.tag(_ref(asked), asked.tags, by), tells=False)
+
+
+def _ref(asked: VersionChange) -> AdapterRef:
+    return AdapterRef(asked.base, asked.name, asked.version)
+
+
+async def _change(request: Request, asked: Change, change: Callable[[], Awaitable[Head]], *, tells: bool = True) -> Response:
+    """Makes the change and answers when this gateway sees it."""
+    checked(asked.base, asked.name, getattr(asked, "alias", None))
+    parts = request.app.state.parts
+    before = await parts.telling.revision(asked.base, asked.name) if tells else 0
+    head = await change()
+    if tells:
+        parts.telling.tell(head, before)
+    seen = await parts.view.wait_seen(head.base, head.name, head.revision, timeout_s=SEEN_WITHIN_S)
+    return answer(changed(head, parts.view.generation, seen), headers=etag_of(head.revision))
