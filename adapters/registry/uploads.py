@@ -73,7 +73,7 @@ class Upload:
         old = [
             file
             for file, row in rows.items()
-            if row is not None and file not in wanted and file.name not in self._sent and _is_old(row)
+            if row is not None and file not in wanted and file.name not in self._sent and is_old(row)
         ]
         if old and not (is_named is not None and await is_named()):
             wanted += old
@@ -129,7 +129,8 @@ class Notices:
             await asyncio.sleep(NOTICE_LOOK_S)
 
 
-def _is_old(row: Listed) -> bool:
+def is_old(row: Listed) -> bool:
+    """Whether a file that no version names may be deleted soon."""
     return time.time() - row.modified_s > GRACE_S / 2
 
 
