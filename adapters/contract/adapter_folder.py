@@ -257,7 +257,7 @@ def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
     named = {name: _shard_number(file) for name, file in named.items()}
     odd = sorted(name for name in named.keys() | found.keys() if named.get(name) != found.get(name))
     if odd:
-        code = "incomplete_shards" if odd[0] not in found else "adapter_corrupt"
+        code = "incomplete_shards" if any(name not in found for name in odd) else "adapter_corrupt"
         raise refusal(code, f"index and shards disagree on {len(odd)} tensors, `{shown(odd[0])}` first", limit=0, value=len(odd))
 
 

@@ -25,6 +25,7 @@ _OTHER_TEXT = {
     "lora_bias_unsupported": "holds biases on the low-rank path",
     "extra_weights": "holds weights that are no low-rank factors",
     "peft_type_unsupported": "holds tensors of another method than LoRA",
+    "sharded_tensor": "holds flat pieces of sharded weights",
     "moe_layout_unsupported": "holds expert factors in a layout that is not taken",
     "extra_tensors": "holds tensors that are no factors",
 }

@@ -124,7 +124,7 @@ def feature_refusals(raw: Mapping[str, Any]) -> list[AdapterRefused]:
     bias = raw.get("bias", "none")
     if bias not in ("none", None):
         found.append(refusal("extra_weights", "biases were trained too (`bias`)", limit="none", value=shown(bias)))
-    init = str(raw.get("init_lora_weights", "")).lower()
+    init = str(raw.get("init_lora_weights", "")).lower().replace("-", "_")
     if init.startswith(_BASE_CHANGING_INITS):
         text = "the adapter's init changed the base's own weights"
         found.append(refusal("base_changing_init", text, limit="an init that leaves the base as it is", value=shown(init)))
