@@ -602,7 +602,7 @@ TRAINERS = [
     ),
     Layout(
         "Unsloth: a base in a cache folder",
-        plain(base_model_name_or_path="/root/.cache/huggingface/hub/models--x/snapshots/abc").write,
+        plain(base_model_name_or_path="/home/ann/.cache/huggingface/hub/models--x/snapshots/abc").write,
         SAME,
     ),
     Layout("Unsloth: a vision model's expression", plain(VLM, target_modules=REGEX_OF_UNSLOTH).write, SAME, VLM),
