@@ -84,3 +84,7 @@ class Backend(Protocol):
     async def residency(self, audit: bool = False) -> dict[str, Any]:
         """By base: answers under way, refs in the engine with their users, engine ids; `audit` asks the engine too."""
         ...
+
+    async def metrics(self) -> bytes:
+        """What all processes of this node measured, in Prometheus' text format. Raises EngineUnavailable."""
+        ...

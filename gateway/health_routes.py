@@ -1,11 +1,17 @@
-"""`/healthz`: this process is alive. `/readyz`: the registry was read and every base answers."""
+"""`/healthz`: this process is alive. `/readyz`: the registry was read and every base answers. `/metrics`: what was measured."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from adapters.registry.view import RegistryView
+
 router = APIRouter()
+
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @router.get("/healthz")
@@ -15,6 +21,22 @@ async def healthz() -> Response:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
+    """A registry that can't be read any more does not make a gateway unready: it serves on from the picture that it has."""
     parts = request.app.state.parts
-    checks = {"registry": parts.view.generation > 0, "bases": await parts.backend.is_ready()}
-    return JSONResponse({"status": "ok" if all(checks.values()) else "starting", **checks}, 200 if all(checks.values()) else 503)
+    checks = {"registry": parts.view.loaded, "bases": await parts.backend.is_ready()}
+    ready = all(checks.values())
+    body = {"status": "ok" if ready else "starting", **checks, **picture(parts.view)}
+    return JSONResponse(body, 200 if ready else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """What all processes of the node that answers have measured: one process' numbers would pass for the whole."""
+    return Response(await request.app.state.parts.backend.metrics(), media_type=PROMETHEUS_TEXT)
+
+
+def picture(view: RegistryView) -> dict[str, Any]:
+    """How good this process' picture of the registry is: its generation, its age in seconds and the reason of the last failed
+    look; None for an age that there isn't yet and for a look that succeeded."""
+    age_s = None if view.age_s is None else round(view.age_s, 3)
+    return {"registry_generation": view.generation, "registry_age_s": age_s, "registry_error": view.error_reason}

@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from adapters.errors import EngineUnavailable, InternalError, LoraMuxError, Overloaded
 from gateway.backend import BaseInfo, Reply, ReplyHead, ResolvedRequest
+from serve_app.node_metrics import node_metrics
 
 
 class HandleBackend:
@@ -37,6 +38,9 @@ class HandleBackend:
     async def residency(self, audit: bool = False) -> dict[str, Any]:
         """One replica's view a base, as `Replica.residency` gives it."""
         return {base: await handle.remote(audit) for base, handle in self._health.items()}
+
+    async def metrics(self) -> bytes:
+        return await node_metrics()
 
     async def dispatch(self, request: ResolvedRequest) -> Reply:
         """A replica that died before it answered anything costs one more try: nothing was said yet, so nothing is said twice."""

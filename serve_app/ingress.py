@@ -9,9 +9,10 @@ from ray.serve.handle import DeploymentHandle
 
 from adapters.registry import Registry
 from adapters.store import open_store
-from gateway.app import build_app
+from gateway.app import Outside, build_app
 from gateway.backend import BaseInfo
 from serve_app.handle_backend import HandleBackend
+from serve_app.ray_meter import RayMeter
 from serve_app.settings import Settings
 
 
@@ -31,11 +32,14 @@ class Gateway:
             bases={base.id: BaseInfo(base.id, now_s, base.engine.get("max_model_len")) for base in settings.bases},
             max_queued={base.id: base.max_queued_requests for base in settings.bases},
         )
-        registry = Registry(open_store(settings.registry))
+        meter = RayMeter()
+        registry = Registry(open_store(settings.registry, meter=meter))
         return build_app(
             settings.gateway,
             registry,
             backend,
             poll_interval_s=settings.registry.poll_interval_s,
             sweep_interval_s=settings.registry.sweep_interval_s,
+            outside=Outside(sources=settings.registry, webhook=settings.webhook),
+            meter=meter,
         )

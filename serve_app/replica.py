@@ -20,6 +20,7 @@ from adapters.store import open_store
 from gateway.backend import ReplyHead, ResolvedRequest
 from serve_app import asgi_call
 from serve_app.engine_vllm import VllmEngine, translate_error
+from serve_app.ray_meter import RayMeter
 from serve_app.settings import ReplicaSettings
 from serve_app.slots import EngineSlots, SlotUse
 from serve_app.warmup import warm
@@ -36,9 +37,10 @@ class Replica(LLMServer):
         self._vllm = VllmEngine(self.engine._engine_client, self.engine._app_state, self.engine._vllm_args)
         self._slots: EngineSlots | None = None
         self._running = 0
-        store = open_store(settings.registry)
+        meter = RayMeter()
+        store = open_store(settings.registry, meter=meter)
         if self._vllm.lora is not None:
-            cache = AdapterCache(store, settings.cache)
+            cache = AdapterCache(store, settings.cache, meter)
             await cache.sweep()
             self._slots = EngineSlots(self._vllm, cache, self._vllm.lora.max_cpu_loras, wait_s=settings.slot_wait_s)
         await self._vllm.prepare()

@@ -41,6 +41,7 @@ class ScriptedBackend:
         self.running = 0
         self.closed = 0
         self.ready = True
+        self.metrics_text = b""
         self._bases = bases
 
     def bases(self) -> dict[str, BaseInfo]:
@@ -51,6 +52,11 @@ class ScriptedBackend:
 
     async def residency(self, audit: bool = False) -> dict[str, object]:
         return {}
+
+    async def metrics(self) -> bytes:
+        if self.error:
+            raise self.error
+        return self.metrics_text
 
     async def dispatch(self, request: ResolvedRequest) -> ScriptedReply:
         self.requests.append(request)

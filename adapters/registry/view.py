@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from adapters import metrics
 from adapters.errors import InvalidModelName, LoraMuxError, ModelNotFound, StoreMissing, StoreUnreachable, VersionRetired
+from adapters.metrics import NULL_METER, Meter
 from adapters.names import AdapterRef, ModelName
 from adapters.registry import Registry
 from adapters.registry.index import merge
@@ -37,8 +39,9 @@ MaySee = Callable[[AdapterEntry], bool]
 class RegistryView:
     """One picture; `refresh` looks now, `run` looks for ever. Not for use by several threads."""
 
-    def __init__(self, registry: Registry, poll_interval_s: float) -> None:
+    def __init__(self, registry: Registry, poll_interval_s: float, *, meter: Meter = NULL_METER) -> None:
         self._index = registry.index
+        self._meter = meter
         self._poll_interval_s = poll_interval_s
         self._entries: dict[AdapterName, AdapterEntry] = {}
         self._names: dict[str, list[str]] = {}
@@ -58,6 +61,11 @@ class RegistryView:
     def age_s(self) -> float | None:
         """Seconds since the picture was last known to be complete and current; None before the first time."""
         return None if self._fresh_at is None else time.monotonic() - self._fresh_at
+
+    @property
+    def error_reason(self) -> str | None:
+        """What kept the last look from succeeding, as the reason of its error; None if it succeeded."""
+        return _reason(self.last_error) if self.last_error else None
 
     # Reading
 
@@ -130,15 +138,32 @@ class RegistryView:
 
     async def run(self) -> None:
         """Polls until it is cancelled. Store trouble is remembered in `last_error` and survived; so is a bug, with a trace."""
+        reporting = asyncio.create_task(self._report_for_ever())
+        try:
+            while True:
+                await self._poll()
+                # spread, so that many processes that started together don't ask together
+                await asyncio.sleep(self._poll_interval_s * random.uniform(0.9, 1.1))
+        finally:
+            reporting.cancel()
+
+    async def _poll(self) -> None:
+        try:
+            await self.refresh()
+        except LoraMuxError as error:
+            log.debug("the registry could not be read: %s", error)
+        except Exception:
+            log.exception("a look at the registry failed")
+            self._meter.count(metrics.REGISTRY_REFRESH_ERRORS, reason=LoraMuxError.code)
+
+    async def _report_for_ever(self) -> None:
+        """Beside the polling, so that the age grows on also while a look hangs."""
         while True:
-            try:
-                await self.refresh()
-            except LoraMuxError as error:
-                log.debug("the registry could not be read: %s", error)
-            except Exception:
-                log.exception("a look at the registry failed")
-            # spread, so that many processes that started together don't ask together
-            await asyncio.sleep(self._poll_interval_s * random.uniform(0.9, 1.1))
+            self._meter.set(metrics.REGISTRY_GENERATION, self.generation)
+            self._meter.set(metrics.REGISTRY_ADAPTERS, len(self._entries))
+            if self.age_s is not None:
+                self._meter.set(metrics.REGISTRY_AGE, self.age_s)
+            await asyncio.sleep(self._poll_interval_s)
 
     async def refresh(self) -> None:
         """Looks now: one listing, then one read for each shard that changed. What could be read is applied even if a part
@@ -148,6 +173,7 @@ class RegistryView:
                 await self._look()
             except LoraMuxError as error:
                 self.last_error = error
+                self._meter.count(metrics.REGISTRY_REFRESH_ERRORS, reason=_reason(error))
                 raise
             self.last_error = None
             self._fresh_at = time.monotonic()
@@ -210,6 +236,10 @@ class RegistryView:
     def _shows(self, base: str, name: str, revision: int, version: int | None) -> bool:
         entry = self.entry(base, name)
         return entry is not None and entry.revision >= revision and (version is None or version in entry.versions)
+
+
+def _reason(error: LoraMuxError) -> str:
+    return error.reason or error.code
 
 
 def _resolved(entry: AdapterEntry, version: VersionEntry) -> ResolvedAdapter:
