@@ -121,7 +121,8 @@ def _lifespan(parts: Parts, sweep_interval_s: float):
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
         await asyncio.to_thread(parts.uploads.sweep)
-        tasks = [asyncio.create_task(parts.view.run()), asyncio.create_task(keep_index(parts.registry, sweep_interval_s))]
+        work = (parts.view.run(), keep_index(parts.registry, sweep_interval_s), _warm(parts))
+        tasks = [asyncio.create_task(task) for task in work]
         try:
             yield
         finally:
@@ -130,6 +131,13 @@ def _lifespan(parts: Parts, sweep_interval_s: float):
             await parts.telling.close()
 
     return lifespan
+
+
+async def _warm(parts: Parts) -> None:
+    """Makes the list of models once, before anybody asks: of 10,000 adapters it is the one that takes long."""
+    while not parts.view.loaded:
+        await asyncio.sleep(0.05)
+    parts.models.get(False)
 
 
 async def _known_error(request: Request, error: LoraMuxError) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from adapters.registry.layout import AdapterName
 from adapters.registry.view import RegistryView
 from adapters.types import AdapterEntry
 
@@ -12,7 +11,7 @@ class Catalogue:
 
     def __init__(self, view: RegistryView) -> None:
         self._view = view
-        self._order: list[AdapterName] = []
+        self._order: list[int] = []
         self._entries: list[AdapterEntry] = []
         self._generation = -1
 
@@ -23,9 +22,9 @@ class Catalogue:
     def entries(self) -> list[AdapterEntry]:
         """All adapters in order, as they are now. The list is not to be changed."""
         if self._generation != self._view.generation:
-            by_name = {AdapterName(entry.base, entry.name): entry for entry in self._view.adapters()}
-            if len(by_name) != len(self._order):  # adapters come, and never go
-                self._order = sorted(by_name)
-            self._entries = [by_name[name] for name in self._order]
+            there = tuple(self._view.adapters())
+            if len(there) != len(self._order):  # the view keeps each adapter in its place: they come, and never go
+                self._order = sorted(range(len(there)), key=lambda at: (there[at].base, there[at].name))
+            self._entries = [there[at] for at in self._order]
             self._generation = self._view.generation
         return self._entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ from starlette.responses import Response
 
 from adapters.errors import InvalidModelName, InvalidRequest, ModelNotFound
 from adapters.names import parse_model_name
-from adapters.registry.layout import AdapterName
 from adapters.types import AdapterEntry, VersionEntry
 from gateway.backend import Backend, BaseInfo
 from gateway.catalogue import Catalogue
@@ -59,15 +59,33 @@ class Cards:
     cards: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ModelList:
     """All cards in order, good for one generation of the registry view."""
 
-    generation: int
-    keys: list[Key]
-    ids: list[str]
-    cards: list[bytes]
-    whole: bytes
+    def __init__(self, generation: int, groups: list[Cards]) -> None:
+        self.generation = generation
+        self._groups = groups
+        self.cards = [card for group in groups for card in group.cards]
+
+    @functools.cached_property
+    def keys(self) -> list[Key]:
+        return [key for group in self._groups for key in group.keys]
+
+    @functools.cached_property
+    def ids(self) -> list[str]:
+        return [model_id for group in self._groups for model_id in group.ids]
+
+    @functools.cached_property
+    def whole(self) -> bytes:
+        """The body of the whole list."""
+        ids = [group.ids for group in self._groups if group.ids]
+        return _body(self.cards, False, ids[0][0] if ids else None, ids[-1][-1] if ids else None)
+
+    def page(self, start: int, limit: int | None) -> bytes:
+        """The body of a page."""
+        end = len(self.cards) if limit is None else min(len(self.cards), start + limit)
+        ids = self.ids[start:end]
+        return _body(self.cards[start:end], end < len(self.cards), ids[0] if ids else None, ids[-1] if ids else None)
 
 
 class ModelLists:
@@ -77,7 +95,7 @@ class ModelLists:
         self._catalogue = catalogue
         self._backend = backend
         self._made: dict[bool, ModelList] = {}
-        self._cards: dict[bool, dict[AdapterName, Cards]] = {False: {}, True: {}}
+        self._cards: dict[bool, dict[tuple[str, str], Cards]] = {False: {}, True: {}}
 
     def get(self, versions: bool) -> ModelList:
         """The list as it is now; with `versions` every version's ref too."""
@@ -91,17 +109,12 @@ class ModelLists:
         groups = [_base_cards(base) for _, base in sorted(bases.items())]
         known = self._cards[versions]
         for entry in self._catalogue.entries():
-            if entry.base not in bases:
-                continue
-            name = AdapterName(entry.base, entry.name)
-            group = known.get(name)
-            if group is None or group.of is not entry:
-                group = known[name] = _adapter_cards(entry, versions)
-            groups.append(group)
-        keys = [key for group in groups for key in group.keys]
-        ids = [id_ for group in groups for id_ in group.ids]
-        cards = [card for group in groups for card in group.cards]
-        return ModelList(generation, keys, ids, cards, _page(ids, cards, False))
+            if entry.base in bases:
+                group = known.get((entry.base, entry.name))
+                if group is None or group.of is not entry:
+                    group = known[entry.base, entry.name] = _adapter_cards(entry, versions)
+                groups.append(group)
+        return ModelList(generation, groups)
 
 
 @router.get("/v1/models", responses=answers(ModelPage) | errors())
@@ -116,9 +129,7 @@ async def list_models(
     if limit is None and after is None:
         return Response(made.whole, media_type="application/json")
     start = _start(request, made, after) if after is not None else 0
-    end = len(made.ids) if limit is None else min(len(made.ids), start + limit)
-    body = _page(made.ids[start:end], made.cards[start:end], end < len(made.ids))
-    return Response(body, media_type="application/json")
+    return Response(made.page(start, limit), media_type="application/json")
 
 
 def _start(request: Request, made: ModelList, after: str) -> int:
@@ -149,8 +160,8 @@ def _was_there(request: Request, key: Key) -> bool:
     return entry is not None and (key[3] == 0 or key[3] in entry.versions)
 
 
-def _page(ids: list[str], cards: list[bytes], has_more: bool) -> bytes:
-    ends = {"has_more": has_more, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+def _body(cards: list[bytes], has_more: bool, first_id: str | None, last_id: str | None) -> bytes:
+    ends = {"has_more": has_more, "first_id": first_id, "last_id": last_id}
     return b'{"object":"list","data":[' + b",".join(cards) + b"]," + msgspec.json.encode(ends)[1:]
 
 
@@ -180,6 +191,8 @@ def _base_cards(base: BaseInfo) -> Cards:
 
 
 def _adapter_cards(entry: AdapterEntry, versions: bool) -> Cards:
+    if not versions and entry.production not in entry.versions:
+        return Cards(entry, (), (), ())
     name = f"{entry.base}:{entry.name}"
     shown = []
     if entry.production in entry.versions:
