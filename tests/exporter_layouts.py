@@ -884,7 +884,7 @@ TRAINERS = [
         edited_json(replace(plain(), shards=2), "adapter_model-00002-of-00002.safetensors", lambda data: POINTER),
         "not_downloaded",
     ),
-    Layout("HF: the whole cache", nested(plain(), "models--ann--tuned/snapshots/abc"), "ambiguous_folder"),
+    Layout("HF: the whole cache", nested(plain(), "models--acme--tuned/snapshots/abc"), "ambiguous_folder"),
     Layout("HF: a cut-off download", edited_json(plain(), WEIGHTS, lambda data: data[: len(data) // 2]), "adapter_corrupt"),
     Layout(
         "a merged model is no adapter",

@@ -199,7 +199,7 @@ def _vision(count: int) -> AdapterRefused:
 def _beyond(beyond: dict[str, tuple[int, int]]) -> AdapterRefused:
     layer, layers = max(beyond.values())
     text = f"the adapter has layer {layer}; the base has {layers} layers, the last is {layers - 1}"
-    return refusal("extra_layers", text, limit=layers, value=layer, hint="it was trained on a deeper model")
+    return refusal("extra_layers", text, limit=layers, value=layer)
 
 
 def _unknown(paths: Sequence[str], some_landed: bool, base: BaseMap) -> AdapterRefused:
@@ -224,9 +224,9 @@ def _must_have_weights(name: str, base: BaseMap) -> bool:
     return any(f".{path}".endswith(f".{name}") for path in reached)
 
 
-def _fitting_hint(fitting: Sequence[str]) -> str:
+def _fitting_hint(fitting: Sequence[str]) -> str | None:
     if not fitting:
-        return "the adapter was trained on another size of this model; publish it to that base"
+        return None
     return f"it fits {', '.join(f'`{base}`' for base in fitting[:3])}: publish it there"
 
 

@@ -356,7 +356,10 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize("case", [*FILES, *CONFIGS, *WEIGHT_CASES, *STRICT], ids=lambda case: case.name)
+CASES = [*FILES, *CONFIGS, *WEIGHT_CASES, *STRICT]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_fault_is_refused_with_its_code_limit_and_value(case, tmp_path):
     with pytest.raises(AdapterRefused) as caught:
         prepare(case.folder(tmp_path / "in"), case.contract, case.options, workdir=tmp_path / "out")
