@@ -142,6 +142,12 @@ def _shown(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _adapter_hint(name: str) -> str | None:
+def slug_of(name: str) -> str | None:
+    """The nearest allowed spelling of an adapter's name; None if there is none, or if `name` is allowed as it is."""
     slug = re.sub(r"[^a-z0-9._/-]+", "-", name.lower()).strip("-./_")
-    return f"try `{slug}`" if slug and slug != name and _ADAPTER.fullmatch(slug) else None
+    return slug if slug and slug != name and _ADAPTER.fullmatch(slug) else None
+
+
+def _adapter_hint(name: str) -> str | None:
+    slug = slug_of(name)
+    return f"try `{slug}`" if slug else None

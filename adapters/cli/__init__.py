@@ -3,7 +3,11 @@
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage.
 """
 
-from adapters.cli import aliases, publish, versions
-from adapters.cli.program import app, main
+from adapters.cli import listing, moves, publish, rollouts, trying, versions
+from adapters.cli.program import app, arrange, main
 
-__all__ = ["aliases", "app", "main", "publish", "versions"]
+COMMANDS = (listing, moves, publish, rollouts, trying, versions)  # importing a module adds its commands
+
+arrange()
+
+__all__ = ["COMMANDS", "app", "main"]

@@ -3,52 +3,66 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console
+from rich.text import Text
 
 from adapters.errors import LoraMuxError
-from adapters.names import AdapterRef
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, soft_wrap=True, markup=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+Line = str | Text
 
 
-def show(as_json: bool, value: Any, *lines: Any) -> None:
-    """The value as one line of JSON, or the lines."""
+def show(as_json: bool, value: Any, *lines: Line | None) -> None:
+    """The value as one line of JSON, or the lines; None is no line."""
     if as_json:
-        sys.stdout.write(json.dumps(value, default=plain) + "\n")
+        sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
         return
     for line in lines:
-        out.print(line)
+        if line is not None:
+            out.print(line)
 
 
-def plain(value: Any) -> Any:
-    """What `json` can't write by itself: frozen values, sets, refs."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: str(item) if isinstance(item, AdapterRef) else item for name, item in fields.items()}
-    if isinstance(value, (set, frozenset, tuple)):
-        return sorted(value) if isinstance(value, (set, frozenset)) else list(value)
-    return str(value)
+def table(header: Sequence[str], rows: Iterable[Sequence[Line]]) -> list[Text]:
+    """Aligned columns, one line a row, as wide as they must be: what reads the lines next is often a program."""
+    cells = [[_text(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(line[column].cell_len for line in cells) for column in range(len(header))]
+    return [_aligned(line, widths) for line in cells]
 
 
-def fail(error: LoraMuxError) -> NoReturn:
-    """What went wrong, the value against the limit, what to do."""
-    err.print(f"[red]{error.code}[/red]{f' ({error.reason})' if error.reason else ''}: {error.message}")
+def warn(text: str) -> None:
+    err.print(Text.assemble(("warning", "yellow"), f": {text}"))
+
+
+def fail(error: LoraMuxError, as_json: bool = False) -> NoReturn:
+    """What went wrong, the value against the limit, what to do; exit code 1."""
+    if as_json:
+        sys.stderr.write(json.dumps({"error": as_data(error)}, default=str) + "\n")
+        sys.exit(1)
+    reason = f" ({error.reason})" if error.reason else ""
+    err.print(Text.assemble((f"{error.code}{reason}", "red"), f": {error.message}"))
     if error.limit is not None or error.value is not None:
-        err.print(f"  limit {error.limit}, value {error.value}")
+        parts = [f"{name} {value}" for name, value in (("value", error.value), ("limit", error.limit)) if value is not None]
+        err.print(f"  {', '.join(parts)}")
     if error.hint:
         err.print(f"  {error.hint}")
     sys.exit(1)
 
 
+def as_data(error: LoraMuxError) -> dict[str, Any]:
+    """An error as a program reads it."""
+    names = ("code", "reason", "message", "limit", "value", "hint")
+    return {name: getattr(error, name) for name in names}
+
+
 @contextlib.contextmanager
-def progress_bar(what: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(what: str, wanted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
     """A bar of bytes done and bytes in all on a terminal, nothing elsewhere."""
     if not wanted or not err.is_terminal:
         yield None
@@ -60,10 +74,28 @@ def progress_bar(what: str, wanted: bool) -> Iterator[Callable[[int, int], None]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def size(size_bytes: int) -> str:
+def size(size_bytes: float) -> str:
     amount = float(size_bytes)
     for unit in ("B", "kB", "MB"):
         if amount < 1000:
             return f"{amount:.0f} {unit}"
         amount /= 1000
     return f"{amount:.1f} GB"
+
+
+def is_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and err.is_terminal
+
+
+def _text(cell: Line) -> Text:
+    return cell if isinstance(cell, Text) else Text(cell)
+
+
+def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text()
+    for cell, width in zip(cells, widths, strict=True):
+        line.append_text(cell)
+        line.append(" " * (width - cell.cell_len + 2))
+    line.rstrip()
+    return line

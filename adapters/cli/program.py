@@ -13,6 +13,7 @@ ALIASES = "Aliases"
 TRY = "Try"
 UPKEEP = "Upkeep"
 RUN = "Run"
+PANELS = (PUBLISH, VERSIONS, ALIASES, TRY, UPKEEP, RUN)  # the order of the help
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +27,11 @@ def main() -> None:
     for extra in entry_points(group="loramux.commands"):
         _add_commands(extra)
     app()
+
+
+def arrange() -> None:
+    """Puts the commands into the order of their panels."""
+    app.registered_commands.sort(key=lambda command: PANELS.index(command.rich_help_panel))
 
 
 def _add_commands(extra: Any) -> None:
