@@ -7,6 +7,7 @@ uses. The headers then confirm that the weights have the shapes which the config
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from adapters.registry import Registry
 from adapters.settings import read_config
 from adapters.types import BaseContract, ModuleShape
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_MAX_RANK = 64
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -34,7 +37,9 @@ DECISIVE = frozenset(
         "enable_tower_connector_lora",
         "hf_config_path",
         "hf_overrides",
+        "hf_token",
         "language_model_only",
+        "limit_mm_per_prompt",
         "lora_target_modules",
         "max_lora_rank",
         "model_impl",
@@ -80,11 +85,19 @@ def describe(source: str, base: str, engine: Mapping[str, Any] | None = None) ->
 def engine_arguments(
     base: str, config: Path | None = None, *, max_rank: int | None = None, vision: bool | None = None
 ) -> dict[str, Any]:
-    """The engine arguments of a base in the settings file, if it is listed there, with what the caller says over them."""
+    """The engine arguments of a base in the settings file, if it is listed there, with what the caller says over them.
+
+    Raises InvalidRequest if it is listed to be served without adapters.
+    """
     listed = read_config(config).get("bases") or []
-    found = next((item for item in listed if isinstance(item, dict) and item.get("id") == base), {})
+    found = next((item for item in listed if isinstance(item, dict) and item.get("id") == base), None)
+    engine = dict(found.get("engine") or {}) if found else {}
+    if found and not engine.get("enable_lora"):
+        raise InvalidRequest(
+            f"the settings serve `{base}` without adapters", hint="`enable_lora: true` among its engine arguments changes that"
+        )
     said = {"max_lora_rank": max_rank, "enable_tower_connector_lora": vision}
-    return dict(found.get("engine") or {}) | {key: value for key, value in said.items() if value is not None}
+    return engine | {key: value for key, value in said.items() if value is not None}
 
 
 async def publish(registry: Registry, contract: BaseContract, *, replace: bool = False) -> bool:
@@ -106,6 +119,21 @@ async def publish(registry: Registry, contract: BaseContract, *, replace: bool =
         )
     await registry.put_base(contract)
     return known is None or bool(found)
+
+
+async def report(registry: Registry, contract: BaseContract) -> None:
+    """A live replica's word on its base: it stands, and what it changes is said in the log."""
+    try:
+        found = differences(await registry.base(contract.base), contract)
+    except ModelNotFound:
+        found = ()
+    if found:
+        logger.warning(
+            "the registry described the base %s otherwise: %s; versions that were checked against that are served as they are",
+            contract.base,
+            "; ".join(found),
+        )
+    await registry.put_base(contract)
 
 
 def differences(known: BaseContract, new: BaseContract) -> tuple[str, ...]:

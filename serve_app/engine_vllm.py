@@ -1,6 +1,6 @@
 """The one file that knows vLLM's insides (0.29): its OpenAI layer, its LoRA calls and its layers' names and shapes.
 
-`tests/integration/test_engine_vllm.py` says what is relied on. The engine client, the app state and the arguments come from
+`tests/integration/test_contracts_engine.py` says what is relied on. The engine client, the app state and the arguments come from
 `serve_app.replica`, the one file that knows Ray LLM's insides.
 """
 
@@ -117,6 +117,7 @@ class WorkerExtension:
     def loramux_prepare(self) -> None:
         """Mends what would answer wrongly, before the first request."""
         _spare_the_base_on_cpu()
+        _leave_the_head_alone(self.model_runner.lora_manager._adapter_manager)
 
     def loramux_lora_modules(self) -> Modules:
         """The modules that take LoRA; of this worker's layers, where a pipeline spreads them."""
@@ -147,6 +148,13 @@ def _spare_the_base_on_cpu() -> None:
 
     bgmv_shrink.spares_the_base = True  # type: ignore[attr-defined]
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
+
+
+def _leave_the_head_alone(manager: Any) -> None:
+    """Adapters on the head are refused, so it has nothing to add. Its kernels count on one row for each request, but the log
+    probabilities of a prompt have one for each token: the CPU's fail there and take the engine with them."""
+    for wrapper in manager.punica_wrapper_mapping.values():
+        wrapper.add_lora_logits = lambda logits, *args, **kwargs: logits
 
 
 def describe_base(base: str, model_config: Any, max_rank: int, modules: Modules) -> BaseContract:
@@ -274,6 +282,8 @@ def _experts(manager: Any, name: str, moe: Any) -> Modules:
 
 
 def _filled(manager: Any, adapter: Any, name: str, layer: Any) -> list[str]:
+    if isinstance(layer, _head_layer()):
+        return []  # `_leave_the_head_alone`
     weights = manager._get_lora_layer_weights(adapter, name)
     if not weights:
         return []
@@ -285,6 +295,12 @@ def _filled(manager: Any, adapter: Any, name: str, layer: Any) -> list[str]:
     if len(parts) == 1:
         return parts
     return [part for part, factor in zip(parts, weights.lora_a, strict=True) if factor is not None]
+
+
+def _head_layer() -> type:
+    from vllm.lora.layers import LogitsProcessorWithLoRA
+
+    return LogitsProcessorWithLoRA
 
 
 def _out_features(linear: Any, parts: int) -> list[int]:
@@ -350,7 +366,7 @@ def _huggingface_names(hf_config: Any) -> list[str]:
         with torch.device("meta"):
             model = kind._from_config(copy.deepcopy(hf_config))
     except Exception:  # the engine knows more configurations than transformers does
-        logger.exception("transformers can't make %s; prefixes are turned round", kind.__name__)
+        logger.warning("transformers can't make %s: renamed prefixes are turned round", kind.__name__, exc_info=True)
         return []
     return [name for name, _ in model.named_modules() if name]
 

@@ -19,6 +19,7 @@ from adapters.registry import Registry
 from adapters.store import open_store
 from gateway.backend import ReplyHead, ResolvedRequest
 from serve_app import asgi_call
+from serve_app.base_contract import report
 from serve_app.engine_vllm import VllmEngine, translate_error
 from serve_app.ray_meter import RayMeter
 from serve_app.settings import ReplicaSettings
@@ -46,7 +47,7 @@ class Replica(LLMServer):
         await self._vllm.prepare()
         contract = await self._vllm.contract(settings.base)
         await warm(self._vllm, contract)
-        await Registry(store).put_base(contract)
+        await report(Registry(store), contract)
 
     async def answer(self, request: ResolvedRequest) -> AsyncIterator[ReplyItem]:
         """The head together with the first bytes, then the rest. An error is the last item, as a value: raising it would

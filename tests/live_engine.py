@@ -106,7 +106,7 @@ async def haunt(engine: Any, client: Any) -> dict[str, Any]:
         after = {
             "registered": sorted(await engine.registered()),
             "slots": await _slots(client),
-            "bad": await engine.landed(1_002),
+            "landed": await engine.landed(1_002),
         }
         await engine.add(AdapterRef("toy", "next", 1), 1_003, LocalAdapter("", good, 0))
         return {

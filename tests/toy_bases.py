@@ -124,6 +124,8 @@ def make(name: str, out: Path) -> None:
     """The base, its tokenizer and, for a vision-language one, its processor; about a megabyte."""
     architecture, maker = BASES[name]
     tokenizer = make_tokenizer()
+    if name == "gemma3":  # vLLM joins the line breaks around its images
+        tokenizer.add_tokens(["\n" * count for count in range(1, 5)])
     torch.manual_seed(0)
     config = maker(tokenizer)
     model = getattr(transformers, architecture)._from_config(config).to(torch.bfloat16)

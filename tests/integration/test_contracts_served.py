@@ -102,6 +102,21 @@ def test_a_published_adapter_answers_as_peft_itself(served, truth, published_kin
     assert distance(served(f"demo:{kind}", truth["prompt"]), peft) < ROUNDED_ONCE
 
 
+async def test_prompts_are_scored_side_by_side_without_a_mix_up(aclient, truth, published_kinds):
+    """Log probabilities of a prompt have a row for each token, which kernels that count on one for each request don't survive."""
+    kinds = [None, *KINDS[:3]] * 2
+
+    async def score(kind: str | None, tokens: int) -> list[float]:
+        model, prompt = f"demo:{kind}-f32" if kind else "demo", truth["prompt"][:tokens]
+        answer = await aclient.completions.create(model=model, prompt=prompt, max_tokens=1, echo=True, logprobs=1)
+        return answer.choices[0].logprobs.token_logprobs[1:tokens]
+
+    found = await asyncio.gather(*(score(kind, 10 + 2 * place) for place, kind in enumerate(kinds)))
+    for kind, scores in zip(kinds, found, strict=True):
+        expected = truth["kinds"][kind] if kind else truth["base"]
+        assert distance(scores, expected[: len(scores)]) < SAME_NUMBERS
+
+
 async def test_an_adapter_that_the_engine_would_apply_in_part_is_refused_and_leaves_nothing(
     stack, registry, ask, aclient, published, artifacts, tmp_path
 ):

@@ -22,6 +22,7 @@ from serve_app.base_contract import (
     differences,
     engine_arguments,
     publish,
+    report,
     stored_tensors,
 )
 from serve_app.engine_vllm import _out_features
@@ -122,11 +123,18 @@ def test_a_folder_that_is_no_base_is_refused_before_the_engine_is_asked(tmp_path
 
 def test_the_settings_of_the_base_decide_and_the_command_line_overrides(tmp_path):
     file = tmp_path / "loramux.yaml"
-    file.write_text("bases: [{id: demo, engine: {max_lora_rank: 16, enable_tower_connector_lora: true, dtype: float32}}]")
+    file.write_text("bases: [{id: demo, engine: {enable_lora: true, max_lora_rank: 16, enable_tower_connector_lora: true}}]")
     assert engine_arguments("demo", file)["max_lora_rank"] == 16
     said = engine_arguments("demo", file, max_rank=8, vision=False)
     assert (said["max_lora_rank"], said["enable_tower_connector_lora"]) == (8, False)
     assert engine_arguments("other", file) == {}
+
+
+def test_a_base_that_is_to_be_served_without_adapters_takes_none(tmp_path):
+    file = tmp_path / "loramux.yaml"
+    file.write_text("bases: [{id: demo, engine: {max_lora_rank: 16}}]")
+    with pytest.raises(InvalidRequest, match="without adapters"):
+        engine_arguments("demo", file)
 
 
 async def test_a_base_that_is_known_otherwise_is_replaced_only_on_demand():
@@ -139,6 +147,16 @@ async def test_a_base_that_is_known_otherwise_is_replaced_only_on_demand():
     assert await registry.base("demo") == CONTRACT
     assert await publish(registry, changed, replace=True)
     assert await registry.base("demo") == changed
+
+
+async def test_a_live_replica_has_the_last_word_and_says_what_it_changed(caplog):
+    registry = Registry(FakeStore())
+    await report(registry, CONTRACT)
+    await report(registry, CONTRACT)
+    assert not caplog.records
+    await report(registry, replace(CONTRACT, max_rank=8))
+    assert "max_rank 16, now 8" in caplog.text
+    assert (await registry.base("demo")).max_rank == 8
 
 
 def test_differences_name_the_first_module():

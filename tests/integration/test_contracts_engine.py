@@ -1,0 +1,123 @@
+"""Real engines of many architectures, each on a toy base: what the command says of a base is what its engine takes.
+
+Each test starts an engine of its own, without Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live_engine import ask
+
+TOWER = {"enable_tower_connector_lora": True}
+# transformers 5 saves these two in another layout than vLLM 0.29 loads; names and shapes do not depend on the values.
+UNREAD = {"load_format": "dummy"}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "phi3": {},
+    "qwen3-moe": {},
+    "gpt-oss": {},
+    "qwen2-vl": TOWER,
+    "qwen2.5-vl": TOWER,
+    "qwen3-vl": TOWER,
+    "qwen3-vl-moe": TOWER | UNREAD,
+    "gemma3": TOWER | UNREAD,
+}
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory):
+    made: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("toys") / name
+            run("-m", "tests.toy_bases", name, str(made[name]))
+        return made[name]
+
+    return make
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def described(tmp_path_factory):
+    """What `loramux base-contract` says of a folder that is served with these engine arguments, as its JSON."""
+
+    def run_command(base: Path, engine: dict[str, Any]) -> dict[str, Any]:
+        config = tmp_path_factory.mktemp("settings") / "loramux.yaml"
+        config.write_text(json.dumps({"bases": [{"id": "toy", "engine": {"enable_lora": True, "max_lora_rank": 8} | engine}]}))
+        loramux = str(Path(sys.executable).with_name("loramux"))
+        return json.loads(run(loramux, "base-contract", str(base), "--id", "toy", "--config", str(config), "--json"))
+
+    return run_command
+
+
+@pytest.mark.parametrize(("name", "engine"), ARCHITECTURES.items(), ids=list(ARCHITECTURES))
+def test_a_base_is_described_as_its_engine_takes_it(toy, described, name, engine):
+    base = toy(name)
+    live = ask("describe", base, engine)
+    assert described(base, engine) == live["contract"], "the command and the replica disagree"
+    assert live["contract"]["serves_vision"] == (engine.get("enable_tower_connector_lora") is True)
+    assert live["landed"] == live["parsed"], "the engine's reader leads canonical keys to other modules"
+    assert live["count"] == len(live["contract"]["modules"]), "an adapter on all modules does not fill them all"
+
+
+def test_a_vision_tower_without_lora_is_not_described(toy, described):
+    contract = described(toy("qwen2.5-vl"), {})
+    assert (contract["tower"], contract["serves_vision"]) == ("model.language_model", False)
+    assert all(name.startswith("model.language_model.") for name in contract["modules"])
+
+
+def test_quantised_weights_change_nothing_of_what_a_base_takes(toy, described, tmp_path):
+    """Weights packed as GPTQ packs them; no kernel for them is asked for."""
+    from safetensors.numpy import load_file, save_file
+
+    plain = toy("llama")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    (packed / "config.json").write_text(json.dumps(config))
+    run("-c", f"{_TO_FLOAT32}\nwiden({str(plain)!r}, {str(tmp_path)!r})")
+    tensors = load_file(tmp_path / "wide.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors.pop(name)
+        stem = name.removesuffix("weight")
+        tensors[f"{stem}qweight"] = weight.T[::8].astype("int32").copy()
+        tensors[f"{stem}scales"] = weight.T[::32].copy()
+    save_file(tensors, packed / "model.safetensors")
+    found, expected = described(packed, {}), described(plain, {})
+    assert found.pop("fingerprint") != expected.pop("fingerprint")
+    assert found == expected
+
+
+# numpy has no bfloat16; torch, which has, stays out of this process.
+_TO_FLOAT32 = """
+def widen(source, out):
+    from safetensors.torch import load_file, save_file
+    tensors = load_file(source + '/model.safetensors')
+    save_file({name: tensor.float() for name, tensor in tensors.items()}, out + '/wide.safetensors')
+"""
+
+
+def test_an_activation_error_leaves_no_ghost_and_no_other_answer_changes(toy):
+    """A rank over the engine's limit, which the config hides, breaks the second step of a load, after the first was kept."""
+    seen = ask("haunt", toy("llama"))
+    assert seen["refused"] == "engine_refused"
+    assert seen["ghosts"] == [1002], "no ghost to lay: the engine became transactional, so the removal may be needless"
+    assert seen["after"] == {"registered": [1001], "slots": [1001, None], "landed": 0}
+    assert seen["slots"] == [1001, 1003]
+    assert seen["good"][0] == seen["good"][1] == seen["next"]
+    assert seen["base"][0] == seen["base"][1] != seen["good"][0]
