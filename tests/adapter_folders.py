@@ -197,7 +197,7 @@ CLOTHES: dict[str, Callable[[AdapterFolder], AdapterFolder]] = {
     "plain": lambda folder: folder,
     "bfloat16": lambda folder: replace(folder, dtype="BF16"),
     "float64": lambda folder: replace(folder, dtype="F64"),
-    "adapter name": lambda folder: moved(folder, ".weight", ".default.weight"),
+    "adapter name": lambda folder: folder.renamed(lambda key: re.sub(r"(lora_[AB])\.weight", r"\1.default.weight", key)),
     "no prefix": lambda folder: moved(folder, PREFIX, ""),
     "prefix twice": lambda folder: moved(folder, PREFIX, PREFIX * 2),
     "compiled": lambda folder: folder.renamed(lambda key: f"_orig_mod.{key}"),

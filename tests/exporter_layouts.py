@@ -1057,6 +1057,11 @@ FUSED_LAYOUTS = [
         "shape_mismatch",
     ),
     Layout(
+        "SkyRL: Megatron's names as targets",
+        plain(target_modules=["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]).write,
+        SAME,
+    ),
+    Layout(
         "fused: and a part beside it",
         pair(plain(target_modules=[*NAMES, "qkv_proj"]), "model.layers.0.self_attn.qkv_proj", 16, 32).write,
         "duplicate_module",

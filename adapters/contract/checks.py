@@ -19,6 +19,13 @@ from adapters.errors import AdapterRefused
 Misfit = tuple[str, list[int], list[int]]
 FACTOR_DTYPES = ("BF16", "F16", "F32", "F64")
 
+# Trainers on Megatron rewrite the names of the weights for PEFT, and may leave those of the targets.
+_MEGATRON_NAMES = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
 _IMAGE_MODEL = re.compile(r"(unet|transformer|text_encoder(_\d)?)\.")
 _OTHER_TEXT = {
     "dora_unsupported": "holds magnitude vectors of DoRA",
@@ -67,7 +74,8 @@ def refuse_homeless(homeless: Sequence[FactorKey], placed: Sequence[Placed], bas
     landed_vision = {factor.module for factor in placed if is_vision(factor.module)} if not base.serves_vision else set()
     beyond = {path: missing for path in paths if (missing := base.missing_layer(path))}
     experts = {path for path in paths if is_expert(path)} - beyond.keys()
-    rest = [path for path in paths if path not in vision | beyond.keys() | experts]
+    explained = vision | beyond.keys() | experts
+    rest = [path for path in paths if path not in explained]
     found = []
     if vision | landed_vision:
         found.append(_vision(len(vision | landed_vision)))
@@ -131,7 +139,9 @@ def compare_targets(
     """
     if not config.target_modules or not plans:
         return Targets()
-    names = {clean_path(name, strip_module=base is None or not base.has_module_part) for name in config.target_modules}
+    strip_module = base is None or not base.has_module_part
+    targets = [hf for name in config.target_modules for hf in _MEGATRON_NAMES.get(name, (name,))]
+    names = {clean_path(name, strip_module=strip_module) for name in targets}
     homes = {home.module for name in names if base and (home := base.home_of(name))}
     endings = [_endings(plan) for plan in plans]
     known = set().union(*endings, *(_ends(path) for path in dropped))

@@ -18,7 +18,14 @@ from adapters.contract.advice import guess_tool, target_warnings, vocabulary_war
 from adapters.contract.archive import opened
 from adapters.contract.arrange import arrange
 from adapters.contract.landing import BaseMap, is_vision
-from adapters.contract.peft_config import PeftConfig, canonical_config, feature_refusals, parse_config, read_config
+from adapters.contract.peft_config import (
+    PeftConfig,
+    canonical_config,
+    feature_refusals,
+    parse_config,
+    read_config,
+    refuse_pattern_work,
+)
 from adapters.contract.refusals import refusal, shown
 from adapters.contract.rewrite import (
     ModulePlan,
@@ -259,8 +266,10 @@ def _examine_weights(contents: FolderContents, config: PeftConfig, request: _Req
     findings += forms
     if base:
         findings += checks.refuse_homeless(landed.homeless, landed.placed, base)
+    costly = refuse_pattern_work(config, len(landed.placed) // 2)
+    findings += costly
     plans: Sequence[ModulePlan] = ()
-    if not forms:
+    if not (forms or costly):
         plans, targets, more = _planned(landed, config, request, base)
         findings += more
         seen = replace(seen, warnings=(*seen.warnings, *target_warnings(targets)))

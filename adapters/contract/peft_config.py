@@ -20,6 +20,7 @@ from adapters.types import CONFIG_FILE
 
 MAX_PATTERN_CHARS = 512
 MAX_REPEATS_IN_PATTERN = 2
+MAX_PATTERN_WORK = 10_000_000
 # The first release whose layout of expert factors is the canonical one.
 CANONICAL_PEFT_VERSION = "0.19.0"
 
@@ -39,6 +40,31 @@ class Pattern:
     regex: re.Pattern[str]
     value: float
 
+    @property
+    def cost(self) -> int:
+        """About how much longer it takes to compare than plain text."""
+        return 1 + 30 * len(_repeats(self.text))
+
+
+class Patterns(tuple[Pattern, ...]):
+    """Entries in file order. Each path is compared once: files with an entry for each module are not rare."""
+
+    def __init__(self, entries: Iterable[Pattern] = ()) -> None:
+        self._found: dict[str, float | None] = {}
+
+    def value_of(self, *paths: str) -> float | None:
+        """PEFT's rule: the first entry that matches the end of the module's path at a dot boundary decides.
+
+        `paths` are the names of one module, the trainer's own first; the next is asked only if no entry knows the one before
+        (an exporter may have renamed the keys and not the patterns).
+        """
+        for path in paths:
+            if path not in self._found:
+                self._found[path] = next((entry.value for entry in self if entry.regex.fullmatch(path)), None)
+            if self._found[path] is not None:
+                return self._found[path]
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
@@ -47,8 +73,8 @@ class PeftConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    rank_pattern: tuple[Pattern, ...]
-    alpha_pattern: tuple[Pattern, ...]
+    rank_pattern: Patterns
+    alpha_pattern: Patterns
     target_modules: tuple[str, ...] | None
     targets_parameters: bool
     excludes_modules: bool
@@ -63,29 +89,28 @@ class PeftConfig:
         return not (self.use_rslora or self.rank_pattern or self.alpha_pattern)
 
     def rank_of(self, *paths: str) -> int:
-        """The rank that the file gives to the module: see `value_for`."""
-        return int(value_for(self.rank_pattern, paths, self.rank))
+        """The rank that the file gives to the module: see `Patterns.value_of`."""
+        found = self.rank_pattern.value_of(*paths)
+        return self.rank if found is None else int(found)
 
     def alphas_of(self, path: str) -> set[float]:
         """The values of all entries that name the module at `path`: more than one means that their order decides."""
         return {pattern.value for pattern in self.alpha_pattern if pattern.regex.fullmatch(path)}
 
     def scale_of(self, *paths: str) -> float:
-        """What B @ A of the module is multiplied by: see `value_for`."""
-        rank = self.rank_of(*paths)
-        alpha = value_for(self.alpha_pattern, paths, self.alpha)
+        """What B @ A of the module is multiplied by: see `Patterns.value_of`."""
+        rank, found = self.rank_of(*paths), self.alpha_pattern.value_of(*paths)
+        alpha = self.alpha if found is None else found
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def value_for(patterns: Iterable[Pattern], paths: Iterable[str], default: float) -> float:
-    """PEFT's rule: the first entry in file order that matches the end of the module's path at a dot boundary decides.
-
-    `paths` are the names of one module, the trainer's own first; the next is asked only if no entry knows the one before
-    (an exporter may have renamed the keys and not the patterns).
-    """
-    entries = tuple(patterns)
-    named = (pattern.value for path in paths for pattern in entries if pattern.regex.fullmatch(path))
-    return next(named, default)
+def refuse_pattern_work(config: PeftConfig, modules: int) -> list[AdapterRefused]:
+    """Every module is compared with every entry; a hostile file must not keep a machine busy."""
+    work = sum(entry.cost for entry in (*config.rank_pattern, *config.alpha_pattern)) * modules
+    if work <= MAX_PATTERN_WORK:
+        return []
+    text = "there are more entries in the patterns than can be compared with so many modules"
+    return [refusal("config_invalid", text, limit=MAX_PATTERN_WORK, value=work, hint="merge entries that give the same value")]
 
 
 def parse_config(data: bytes) -> dict[str, Any]:
@@ -215,23 +240,23 @@ def _names(targets: list[Any]) -> tuple[str, ...]:
     return tuple(targets)
 
 
-def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> tuple[Pattern, ...]:
+def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> Patterns:
     entries = raw.get(key) or {}
     if not isinstance(entries, dict):
         raise refusal("config_invalid", f"`{key}` is not an object", limit="object", value=shown(entries))
-    return tuple(
+    return Patterns(
         Pattern(text, _compiled(key, text), _checked(value, f"`{key}` of `{shown(text)}`", whole=whole))
         for text, value in entries.items()
     )
 
 
+def _repeats(text: str) -> list[str]:
+    return _REPEAT.findall(_REPEATED_DIGITS.sub("0", text))
+
+
 def _compiled(key: str, text: str) -> re.Pattern[str]:
     """The expression at a dot boundary. Those that could take forever on a long path are refused, not run."""
-    slow = (
-        len(text) > MAX_PATTERN_CHARS
-        or _REPEATED_GROUP.search(text)
-        or len(_REPEAT.findall(_REPEATED_DIGITS.sub("0", text))) > MAX_REPEATS_IN_PATTERN
-    )
+    slow = len(text) > MAX_PATTERN_CHARS or _REPEATED_GROUP.search(text) or len(_repeats(text)) > MAX_REPEATS_IN_PATTERN
     if slow:
         raise refusal(
             "config_invalid",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from adapters.contract.refusals import refusal, shown
@@ -14,8 +15,7 @@ def parse_object(data: bytes, *, what: str, code: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = shown(next(key for key in keys if keys.count(key) > 1))
+            twice = shown(_first_double(key for key, _ in pairs))
             raise refusal(code, f"{what} has the key `{twice}` more than once", limit=1, value=twice)
         return found
 
@@ -31,3 +31,8 @@ def parse_object(data: bytes, *, what: str, code: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise refusal(code, f"{what} is not a JSON object", limit="object", value=type(parsed).__name__)
     return parsed
+
+
+def _first_double(keys: Iterable[str]) -> str:
+    seen: set[str] = set()
+    return next((key for key in keys if key in seen or seen.add(key)), "")  # type: ignore[func-returns-value]
