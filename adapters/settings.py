@@ -52,10 +52,18 @@ class DropSettings(StoreSettings):
     Endpoint and credentials that are left out are the registry's.
     """
 
+    endpoint: str | None = Field(default=None, description="Address of an S3-compatible server; none takes the registry's.")
+    access_key_id: str | None = Field(default=None, description="Access key; none takes the registry's.")
+    secret_access_key: SecretStr | None = Field(default=None, description="Secret key; none takes the registry's.")
     base: str = Field(description="Base of the adapters that lie there.")
     interval_s: float = Field(default=10.0, gt=0, description="How often a gateway looks.")
     settle_s: float = Field(default=30.0, ge=0, description="A folder is taken when nothing in it changed for so long.")
     promote: str | None = Field(default=None, description="Alias that moves to each new version; none moves none.")
+
+    def store_settings(self, registry: StoreSettings) -> StoreSettings:
+        """How to reach the prefix: what is not set here is as for the registry."""
+        here = {name for name in StoreSettings.model_fields if name in self.model_fields_set}
+        return StoreSettings(**{name: getattr(self if name in here else registry, name) for name in StoreSettings.model_fields})
 
 
 class WebhookSettings(Section):

@@ -11,6 +11,7 @@ from adapters.registry import Registry
 from adapters.store import open_store
 from gateway.app import Outside, build_app
 from gateway.backend import BaseInfo
+from serve_app.drop import watch_drop
 from serve_app.handle_backend import HandleBackend
 from serve_app.ray_meter import RayMeter
 from serve_app.settings import Settings
@@ -34,7 +35,7 @@ class Gateway:
         )
         meter = RayMeter()
         registry = Registry(open_store(settings.registry, meter=meter))
-        return build_app(
+        app = build_app(
             settings.gateway,
             registry,
             backend,
@@ -43,3 +44,5 @@ class Gateway:
             outside=Outside(sources=settings.registry, webhook=settings.webhook),
             meter=meter,
         )
+        watch_drop(app, registry, settings.drop, settings.registry)
+        return app

@@ -11,7 +11,15 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from adapters.errors import InvalidRequest
 from adapters.names import check_base_id
-from adapters.settings import CacheSettings, RegistrySettings, Section, WebhookSettings, read_config, with_environment
+from adapters.settings import (
+    CacheSettings,
+    DropSettings,
+    RegistrySettings,
+    Section,
+    WebhookSettings,
+    read_config,
+    with_environment,
+)
 from gateway.settings import GatewaySettings
 
 
@@ -62,6 +70,7 @@ class Settings(Section):
     cache: CacheSettings = Field(default_factory=CacheSettings)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     webhook: WebhookSettings = Field(default_factory=WebhookSettings)
+    drop: DropSettings | None = Field(default=None, description="A watched prefix whose adapter folders become versions.")
     bases: tuple[BaseModelSettings, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -70,6 +79,12 @@ class Settings(Section):
         twice = {base for base in ids if ids.count(base) > 1}
         if twice:
             raise ValueError(f"the base `{min(twice)}` is listed twice")
+        return self
+
+    @model_validator(mode="after")
+    def _drop_into_a_base(self) -> Settings:
+        if self.drop is not None and self.drop.base not in {base.id for base in self.bases}:
+            raise ValueError(f"`drop.base` is `{self.drop.base}`, which is none of the bases")
         return self
 
 
@@ -114,6 +129,7 @@ def _keys_at(path: tuple[str | int, ...]) -> list[str]:
         "cache": CacheSettings,
         "gateway": GatewaySettings,
         "webhook": WebhookSettings,
+        "drop": DropSettings,
         "bases": BaseModelSettings,
         "replicas": AutoscalingSettings,
     }
