@@ -208,7 +208,7 @@ CLOTHES: dict[str, Callable[[AdapterFolder], AdapterFolder]] = {
     "three shards": lambda folder: replace(folder, shards=3),
     "shards without index": lambda folder: replace(folder, shards=2, index=False),
     "alpha pattern": _mixed_alpha,
-    "rank pattern": lambda folder: folder.configured(r=64, rank_pattern={"[a-z]+_proj": RANK}),
+    "rank pattern": lambda folder: folder.configured(r=64, rank_pattern={"[a-z_]+_proj": RANK}),
     "rsLoRA": lambda folder: folder.configured(lora_alpha=8, use_rslora=True, alpha_pattern={}),
     "empty modules_to_save": lambda folder: folder.configured(modules_to_save=[]),
     "copies of the embeddings": _with_copies,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,17 @@ from tests.adapter_folders import (
     moved,
     plain,
     read_safetensors,
+)
+from tests.exporter_layouts import (
+    EXPERTS_PLAIN,
+    FUSED,
+    FUSED_PLAIN,
+    LAYOUTS,
+    SINGLE,
+    STACKED,
+    experts_adapter,
+    only_keys,
+    split_by_hand,
 )
 
 # One takes the place of the other, so they are not worn together.
@@ -67,17 +79,40 @@ def test_text_layers_find_their_tower_under_any_known_name(name, contract, root,
     assert digest_of(odd, tmp_path / "odd", contract) == digest_of(plain(contract), tmp_path / "plain", contract)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(names=st.lists(st.sampled_from(sorted(CLOTHES)), unique=True, max_size=6))
-def test_clothes_can_be_worn_together(names, tmp_path_factory):
+# An adapter and a base for it: text, tower, fused projections cut and joined, experts in each form on each kind of engine.
+WARDROBES = {
+    "text": (plain(), TEXT, plain()),
+    "tower": (plain(VLM), VLM, plain(VLM)),
+    "fused, on parts": (FUSED_PLAIN, TEXT, split_by_hand(FUSED_PLAIN)),
+    "parts, on fused": (split_by_hand(FUSED_PLAIN), FUSED, FUSED_PLAIN),
+    **{
+        f"experts {layout}, on {kind}": (experts_adapter(layout), contract, EXPERTS_PLAIN)
+        for layout in ("stacked", "swapped", "reversed", "single")
+        for kind, contract in (("one module", STACKED), ("single linears", SINGLE))
+    },
+}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    wardrobe=st.sampled_from(sorted(WARDROBES)),
+    names=st.lists(st.sampled_from(sorted(CLOTHES)), unique=True, max_size=6),
+    packed=st.sampled_from([None, "a.tar", "a.tar.gz", "a.zip"]),
+)
+def test_clothes_can_be_worn_together(wardrobe, names, packed, tmp_path_factory):
+    odd, contract, good = WARDROBES[wardrobe]
     for group in EXCLUSIVE:
         names = [name for name in names if name not in group or name == next(one for one in names if one in group)]
-    odd = plain()
     for name in names:
         odd = CLOTHES[name](odd)
     path = tmp_path_factory.mktemp("clothes")
+    source = odd.write(path / "odd")
+    if packed:
+        shutil.make_archive(str(path / "a"), {"a.tar": "tar", "a.tar.gz": "gztar", "a.zip": "zip"}[packed], source)
+        source = path / packed
+    seen = inspect(source, contract)
 
-    assert digest_of(odd, path / "odd") == digest_of(plain(), path / "plain")
+    assert (seen.findings, seen.digest) == ((), digest_of(good, path / "plain", contract))
 
 
 def test_another_adapter_has_another_digest(tmp_path):
@@ -119,6 +154,36 @@ def test_each_module_changes_as_peft_would_change_it(fields, tmp_path):
     folder = plain(**fields)
 
     check_deltas(folder, published(folder, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [layout for layout in LAYOUTS if isinstance(layout.expected, int) and layout.contract is TEXT],
+    ids=lambda layout: layout.name,
+)
+def test_each_published_layout_changes_the_base_as_peft_would(layout, tmp_path):
+    layout.write(tmp_path / "in")
+    prepared = prepare(tmp_path / "in", layout.contract, layout.options, workdir=tmp_path / "out")
+    config = {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+    config |= json.loads((tmp_path / "in" / "adapter_config.json").read_text())
+
+    check_deltas(AdapterFolder(config, read_safetensors(tmp_path / "in" / WEIGHTS_FILE)), prepared, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [("q", "k", "v"), ("q", "v"), ("k",), ("q",), ("v",)], ids="+".join)
+def test_parts_joined_to_a_fused_module_change_their_own_rows(kept, tmp_path):
+    names = [f"{part}_proj" for part in kept]
+    folder = only_keys(plain(target_modules=names), *names)
+    tensors = read_safetensors(published(folder, tmp_path, FUSED).weights)
+    wanted = deltas_of_peft(folder)
+    at = {"q_proj": (0, 16), "k_proj": (16, 24), "v_proj": (24, 32)}
+    for layer in (0, 1):
+        root = f"model.layers.{layer}.self_attn"
+        a, b = (tensors[f"{PREFIX}{root}.qkv_proj.lora_{side}.weight"] for side in "AB")
+        delta, expected = b @ a, np.zeros((32, 16))
+        for name in names:
+            expected[slice(*at[name])] = wanted[f"{root}.{name}"]
+        assert np.abs(delta - expected).max() <= 2**-7 * np.abs(expected).max()
 
 
 def test_mixed_ranks_are_padded_to_the_largest(tmp_path):
