@@ -41,6 +41,9 @@ _WRONG_REGION = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", 
 _MISSING = frozenset({"NoSuchKey", "NoSuchVersion"})
 _MISSING_IN_MEMORY = "No data in memory"
 _CREDENTIAL_SOURCES = ("169.254.169.254", "latest/api/token", "169.254.170.2", "AssumeRoleWithWebIdentity")
+_GIVE_CREDENTIALS = (
+    "set `registry.access_key_id` and `registry.secret_access_key`, or AWS' own variables, or give this machine a role"
+)
 _CLOCK = "RequestTimeTooSkewed"
 
 
@@ -98,11 +101,11 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         lambda it: it.comes_from_credentials,
-        lambda it: StoreCredentialsMissing("no credentials for the store were found"),
+        lambda it: StoreCredentialsMissing("no credentials for the store were found", hint=_GIVE_CREDENTIALS),
     ),
     (
         lambda it: it.code == "NoSuchBucket",
-        lambda it: StoreNoBucket("the store's bucket does not exist"),
+        lambda it: StoreNoBucket("the store's bucket does not exist", hint="create it, or correct `registry.url`"),
     ),
     (
         lambda it: it.status == 429 or it.code in _THROTTLED,
@@ -110,11 +113,13 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (
         lambda it: it.code in _EXPIRED,
-        lambda it: StoreCredentialsExpired("the credentials for the store have expired"),
+        lambda it: StoreCredentialsExpired("the credentials for the store have expired", hint="renew them, or log in again"),
     ),
     (
         lambda it: it.code in _WRONG_REGION or "without LOCATION" in it.text or it.status in (301, 307, 308),
-        lambda it: StoreWrongRegion("the store's bucket lies in another region than the settings say"),
+        lambda it: StoreWrongRegion(
+            "the store's bucket lies in another region than the settings say", hint="correct `registry.region`"
+        ),
     ),
     (
         lambda it: it.status in (401, 403) or it.code in _DENIED or it.is_of(PermissionDeniedError, UnauthenticatedError),

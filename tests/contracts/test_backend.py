@@ -110,6 +110,14 @@ async def test_closing_twice_is_harmless(backend: Backend):
     await reply.aclose()
 
 
+async def test_metrics_are_lines_of_our_own_names(backend: Backend):
+    if isinstance(backend, ScriptedBackend):
+        backend.metrics_text = b"# TYPE loramux_registry_generation gauge\nloramux_registry_generation{} 1.0\n"
+    text = (await backend.metrics()).decode()
+    assert text.endswith("\n") or not text
+    assert all(line.startswith(("loramux_", "# HELP loramux_", "# TYPE loramux_")) for line in text.splitlines())
+
+
 async def test_bases_and_readiness_are_told(backend: Backend):
     assert backend.bases()[BASE].id == BASE
     assert await backend.is_ready()

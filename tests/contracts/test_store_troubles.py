@@ -129,6 +129,17 @@ class TestWithoutAnAnswer:
         assert caught.value.reason == "credentials_missing"
         assert stub.count() == 0
 
+    async def test_a_credentials_service_in_trouble_does_not_mean_that_there_are_none(
+        self, stub: StubS3, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{stub.port}")
+        stub.answer(Answer(503), key="latest/api/token")
+        store = open_store(stub.settings(access_key_id=None, secret_access_key=None))
+        with pytest.raises(errors.StoreUnreachable):
+            await store.get("k")
+
 
 class TestRetries:
     """How often a store is asked that would answer the third time."""
