@@ -90,9 +90,10 @@ def encode_marker(*, checked_at: str) -> bytes:
     return _encode({"conditional_writes": {"checked_at": checked_at}})
 
 
-def check_marker(data: bytes) -> None:
-    """Raises StoreError for garbage and for a newer schema."""
-    _document(data, "marker")
+def check_marker(data: bytes) -> str:
+    """When the store was asked, in ISO 8601. Raises StoreError for garbage and for a newer schema."""
+    writes = _document(data, "marker").get("conditional_writes")
+    return str(writes.get("checked_at", "")) if isinstance(writes, dict) else ""
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from adapters.names import AdapterRef, check_adapter_name, check_alias, check_ba
 from adapters.registry import aliases, codec, layout
 from adapters.registry.heads import MAX_ATTEMPTS, Change, Heads, jitter
 from adapters.registry.index import Index, SweepReport, Truth
+from adapters.registry.marker import Marker
 from adapters.registry.uploads import Progress, Upload
 from adapters.registry.weights import check_weights
 from adapters.store import Store
@@ -55,6 +56,7 @@ class Registry:
         self.truth = Truth(store)
         self.index = Index(store, self.truth)
         self.heads = Heads(store, self.truth)
+        self.marker = Marker(store)
 
     # Versions
 
@@ -72,11 +74,13 @@ class Registry:
         """Makes the content a version, or finds the version that it already is; a collected one is back then. Moves no alias.
 
         Raises InvalidRequest for a bad name or a metric that is no finite number, AdapterCorrupt if the files are not what
-        `prepared` says. May be repeated after any failure: it goes on where the last try stopped.
+        `prepared` says, StoreMisconfigured if the store ignores conditional writes. May be repeated after any failure: it goes on
+        where the last try stopped.
         """
         _check_by(by)
         manifest = _manifest(AdapterRef(check_base_id(base), _check_name(name), 1), prepared)
         manifest = replace(manifest, who=by.who, message=by.message, source=source or {}, metrics=_finite(metrics or {}))
+        await self.marker.ensure()
         await Upload(self.store, prepared, progress).run(lambda: self._holds(base, name, prepared.digest))
         found, created = await self._claim(manifest)
         row = _row(by, aliases.RESTORE)

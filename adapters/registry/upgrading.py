@@ -37,6 +37,7 @@ async def upgrade(registry: Registry) -> UpgradeReport:
     await registry.sweep()  # the rows name the heads' ETags
     shards = [row.key async for row in store.list(layout.INDEX)]
     shards_rewritten = [key for key in shards if await _rewrite(store, key, _shard)]
+    await _rewrite(store, layout.MARKER, _marker)  # from now on an older release refuses to publish here
     return UpgradeReport(
         schema_version=codec.SCHEMA_VERSION,
         heads=len(heads),
@@ -74,3 +75,7 @@ def _base(data: bytes) -> bytes:
 
 def _shard(data: bytes) -> bytes:
     return codec.encode_entries(codec.decode_entries(data))
+
+
+def _marker(data: bytes) -> bytes:
+    return codec.encode_marker(checked_at=codec.check_marker(data))

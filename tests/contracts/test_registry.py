@@ -57,6 +57,7 @@ class TestPublish:
         await registry.publish(BASE, NAME, item)
         keys = {row.key async for row in registry.store.list("")}
         assert keys == {
+            layout.MARKER,
             f"blobs/{item.digest}/{CONFIG_FILE}",
             f"blobs/{item.digest}/{WEIGHTS_FILE}",
             "adapters/Qwen%2FQwen3-0.6B/team/maze/versions/1/manifest.json",

@@ -350,6 +350,7 @@ async def _situation(name: str) -> FakeStore:
     """A store in which the files of the content "a" are old, and no version holds them or one that is to go."""
     store = FakeStore()
     registry = Registry(store)
+    await registry.marker.ensure()
     if name == "orphan":
         item = prepared("a")
         for file, data in zip(item.files, (item.config, item.weights), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -73,11 +74,12 @@ class DyingStore:
         if strikes and not self.after:
             self.dead = isinstance(self.error, Crash)
             raise self.error
-        result = await write()
-        if strikes:
-            self.dead = isinstance(self.error, Crash)
-            raise self.error
-        return result
+        if not strikes:
+            return await write()
+        with contextlib.suppress(errors.StoreConflict):  # the answer is lost, whatever it was
+            await write()
+        self.dead = isinstance(self.error, Crash)
+        raise self.error
 
 
 async def check_visible_is_whole(store: Store) -> None:
