@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request
@@ -75,8 +76,12 @@ def build_app(
     sweep_interval_s: float = 300.0,
     outside: Outside | None = None,
     meter: Meter = NULL_METER,
+    on_loaded: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it, and the index is kept in repair."""
+    """The gateway as an ASGI app. Start its lifespan: the registry view polls inside it, and the index is kept in repair.
+
+    `on_loaded` is called once, when the registry was read for the first time.
+    """
     outside = outside or Outside()
     view = RegistryView(registry, poll_interval_s, meter=meter)
     catalogue = Catalogue(view)
@@ -96,7 +101,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
-        lifespan=_lifespan(parts, sweep_interval_s),
+        lifespan=_lifespan(parts, sweep_interval_s, on_loaded),
     )
     app.state.parts = parts
     documented(app)
@@ -117,11 +122,11 @@ def build_app(
     return app
 
 
-def _lifespan(parts: Parts, sweep_interval_s: float):
+def _lifespan(parts: Parts, sweep_interval_s: float, on_loaded: Callable[[], None] | None):
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
         await asyncio.to_thread(parts.uploads.sweep)
-        work = (parts.view.run(), keep_index(parts.registry, sweep_interval_s), _warm(parts))
+        work = (parts.view.run(), keep_index(parts.registry, sweep_interval_s), _warm(parts, on_loaded))
         tasks = [asyncio.create_task(task) for task in work]
         try:
             yield
@@ -133,11 +138,13 @@ def _lifespan(parts: Parts, sweep_interval_s: float):
     return lifespan
 
 
-async def _warm(parts: Parts) -> None:
+async def _warm(parts: Parts, on_loaded: Callable[[], None] | None) -> None:
     """Makes the list of models once, before anybody asks: of 10,000 adapters it is the one that takes long."""
-    while not parts.view.loaded:
+    while not parts.view.loaded:  # noqa: ASYNC110 - the view keeps no event for this one wait
         await asyncio.sleep(0.05)
     parts.models.get(False)
+    if on_loaded is not None:
+        on_loaded()
 
 
 async def _known_error(request: Request, error: LoraMuxError) -> Response:

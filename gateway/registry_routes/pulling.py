@@ -25,6 +25,7 @@ from gateway.registry_routes.reading import named, pick, seen
 router = APIRouter()
 
 RANGE_BYTES = 4 * 2**20
+SLICE_BYTES = 256 * 2**10
 _BLOCK = tarfile.BLOCKSIZE
 _HEADERS = {
     "x-loramux-adapter": {"description": "The ref.", "schema": {"type": "string"}},
@@ -114,7 +115,8 @@ async def _content(store: Store, version: VersionEntry, file: FileDigest) -> Asy
         await asyncio.to_thread(digest.update, chunk)
         if len(chunk) != length or (start + length == file.size_bytes and digest.hexdigest() != file.sha256):
             raise AdapterCorrupt(f"`{file.name}` is not what was published", reason="digest_differs")
-        yield chunk
+        for slice_start in range(0, length, SLICE_BYTES):  # in one piece it would hold up the loop while it is sent
+            yield chunk[slice_start : slice_start + SLICE_BYTES]
 
 
 async def _streamed(chunks: AsyncIterator[bytes], kind: str, headers: dict[str, str], name: str) -> Response:
