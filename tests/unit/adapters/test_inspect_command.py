@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from adapters.contract import PublishOptions
 from adapters.errors import InvalidRequest
 from adapters.inspect_command import inspect_folder
 from adapters.registry.codec import encode_contract
-from tests.adapter_folders import TEXT, plain
+from tests.adapter_folders import TEXT, VLM, plain
+from tests.exporter_layouts import with_vision
 
 
 @pytest.fixture
@@ -21,9 +25,9 @@ def contract_file(tmp_path):
     return path
 
 
-def printed(folder, contract_file):
+def printed(folder, contract_file, **options):
     out = io.StringIO()
-    good = inspect_folder(folder, contract_file, console=Console(file=out, width=200))
+    good = inspect_folder(folder, contract_file, options=PublishOptions(**options), console=Console(file=out, width=200))
     return good, out.getvalue()
 
 
@@ -65,3 +69,43 @@ def test_a_file_that_is_no_contract_is_a_wrong_request(tmp_path):
     (tmp_path / "base.json").write_text("{}")
     with pytest.raises(InvalidRequest):
         inspect_folder(plain().write(tmp_path / "tuned"), tmp_path / "base.json")
+
+
+def test_an_archive_is_inspected_as_its_folder(tmp_path, contract_file):
+    archive = shutil.make_archive(str(tmp_path / "tuned"), "gztar", plain().write(tmp_path / "folder"))
+    _, of_folder = printed(tmp_path / "folder", contract_file)
+    good, text = printed(Path(archive), contract_file)
+
+    assert good
+    assert text.splitlines()[-1] == of_folder.splitlines()[-1]
+
+
+def test_a_broken_archive_is_a_finding(tmp_path, contract_file):
+    (tmp_path / "tuned.zip").write_bytes(b"x")
+    good, text = printed(tmp_path / "tuned.zip", contract_file)
+
+    assert not good
+    assert "archive_corrupt" in text
+
+
+def test_strict_refuses_what_needs_rewriting(tmp_path, contract_file):
+    good, text = printed(plain(alpha_pattern={"q_proj": 4}).write(tmp_path / "tuned"), contract_file, strict=True)
+
+    assert not good
+    assert "rewrite_needed" in text
+
+
+def test_what_was_left_out_is_said_loudly(tmp_path):
+    (tmp_path / "base.json").write_bytes(encode_contract(VLM))
+    good, text = printed(with_vision(VLM).write(tmp_path / "tuned"), tmp_path / "base.json", drop=frozenset({"vision"}))
+
+    assert good
+    assert "lossy drop-vision (2)" in text
+    assert "LOSSY" in text
+
+
+def test_only_what_is_known_can_be_dropped():
+    with pytest.raises(InvalidRequest) as caught:
+        PublishOptions(drop=frozenset({"layers"}))
+
+    assert (caught.value.limit, caught.value.value) == (["vision"], "layers")
