@@ -1,7 +1,7 @@
-"""A publisher in a process of its own that kills itself at write number N: `python -m tests.dying_publisher <json>`.
+"""A publisher in a process of its own that kills itself at a write: `python -m tests.dying_publisher <json>`.
 
-The JSON holds `store` (its settings), `base`, `name`, `weights` (a file), `at` and `after`; it exits with 0 if it needed fewer
-writes.
+The JSON holds `store` (its settings), `base`, `name`, `weights` (a file), `at` (a part of the key of that write) and `after`; it
+exits with 0 if it never wrote such a key.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from tests.prepared import prepared
 
 
 class KillingStore:
-    """Passes all on to the store; write number `at` is the last thing that this process does, or the last but its effect."""
+    """Passes all on to the store; the write of a key that contains `at` is the last thing that this process does, or the last
+    but its effect."""
 
-    def __init__(self, store: Any, at: int, after: bool) -> None:
+    def __init__(self, store: Any, at: str, after: bool) -> None:
         self._store, self._at, self._after = store, at, after
-        self._writes = 0
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._store, name)
-        return self._counted(method) if name in ("create", "replace", "put", "delete") else method
+        return self._watched(method) if name in ("create", "replace", "put", "delete") else method
 
-    def _counted(self, method: Any) -> Any:
-        async def write(*args: Any) -> Any:
-            self._writes += 1
-            if self._writes == self._at and not self._after:
+    def _watched(self, method: Any) -> Any:
+        async def write(key: str, *args: Any) -> Any:
+            if self._at in key and not self._after:
                 _die()
-            result = await method(*args)
-            if self._writes == self._at:
+            result = await method(key, *args)
+            if self._at in key:
                 _die()
             return result
 
@@ -47,17 +46,18 @@ class KillingStore:
 
     async def put_stream(self, key: str, chunks: AsyncIterator[bytes]) -> str:
         """Before its effect is here in the middle of the stream."""
-        self._writes += 1
-        etag = await self._store.put_stream(key, self._cut(chunks))
-        if self._writes == self._at:
+        dies = self._at in key
+        etag = await self._store.put_stream(key, _cut(chunks) if dies and not self._after else chunks)
+        if dies:
             _die()
         return etag
 
-    async def _cut(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for number, chunk in _numbered(chunks):
-            if number == 1 and self._writes == self._at and not self._after:
-                _die()
-            yield chunk
+
+async def _cut(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for number, chunk in _numbered(chunks):
+        if number == 1:
+            _die()
+        yield chunk
 
 
 async def _numbered(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:

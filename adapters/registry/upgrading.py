@@ -32,6 +32,8 @@ async def upgrade(registry: Registry) -> UpgradeReport:
     store = registry.store
     heads = [layout.head_key(*adapter) for adapter, found in (await registry.truth.adapters()).items() if found.head_etag]
     bases = [layout.contract_key(base) for base in await registry.bases()]
+    # first of all the marker, so that an older release writes no more
+    await _rewrite(store, layout.MARKER, _marker)
     heads_rewritten = [key for key in heads if await _rewrite(store, key, _head)]
     bases_rewritten = [key for key in bases if await _rewrite(store, key, _base)]
     await registry.sweep()  # the rows name the heads' ETags
@@ -71,6 +73,10 @@ def _head(data: bytes) -> bytes:
 
 def _base(data: bytes) -> bytes:
     return codec.encode_contract(codec.decode_contract(data))
+
+
+def _marker(data: bytes) -> bytes:
+    return codec.encode_marker(checked_at=codec.check_marker(data))
 
 
 def _shard(data: bytes) -> bytes:

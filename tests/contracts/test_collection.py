@@ -16,6 +16,7 @@ from adapters.registry import Registry
 from adapters.registry.collection import RetentionPolicy, plan_for, run
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE
 from tests.prepared import prepared
 from tests.unit.adapters.test_registry_crash import check_index_is_true, check_visible_is_whole
 
@@ -24,15 +25,15 @@ AT_ONCE = RetentionPolicy(grace_s=0)
 WEIGHTS = b"w" * 3_000_000  # more than a chunk, so that it is streamed
 
 POINTS = [
-    (1, False, "before the first file"),
-    (2, False, "in the middle of the weights"),
-    (2, True, "with the files there"),
-    (3, True, "with the manifest there"),
-    (4, True, "with the head there"),
+    (CONFIG_FILE, False, "before the first file"),
+    (WEIGHTS_FILE, False, "in the middle of the weights"),
+    (WEIGHTS_FILE, True, "with the files there"),
+    ("manifest.json", True, "with the manifest there"),
+    ("head.json", True, "with the head there"),
 ]
 
 
-def kill_a_publisher(settings: StoreSettings, weights: Path, at: int, after: bool) -> int:
+def kill_a_publisher(settings: StoreSettings, weights: Path, at: str, after: bool) -> int:
     """Its return code."""
     store = {**settings.model_dump(mode="json"), "secret_access_key": settings.secret_access_key.get_secret_value()}  # type: ignore[union-attr]
     task: dict[str, Any] = {"store": store, "base": BASE, "name": NAME, "weights": str(weights), "at": at, "after": after}
@@ -41,7 +42,7 @@ def kill_a_publisher(settings: StoreSettings, weights: Path, at: int, after: boo
 
 @pytest.mark.parametrize(("at", "after"), [(at, after) for at, after, _ in POINTS], ids=[name for *_, name in POINTS])
 async def test_a_killed_publisher_leaves_nothing_visible_and_nothing_that_stays(
-    s3_settings: StoreSettings, tmp_path: Path, at: int, after: bool
+    s3_settings: StoreSettings, tmp_path: Path, at: str, after: bool
 ) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(WEIGHTS)
@@ -49,7 +50,7 @@ async def test_a_killed_publisher_leaves_nothing_visible_and_nothing_that_stays(
     registry = Registry(open_store(s3_settings))
     await check_visible_is_whole(registry.store)
     published = await registry.versions(BASE, NAME)
-    assert published == ([1] if at >= 3 else [])
+    assert published == ([1] if at.endswith("json") and at != CONFIG_FILE else [])
 
     done = await registry.publish(BASE, NAME, prepared("another one"))
     assert done.ref.version == len(published) + 1
