@@ -79,7 +79,8 @@ class WebhookSettings(Section):
         if self.url is None:
             return self
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not self.url.isascii() or not self.url.isprintable():
+        is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or parts.port == 0:
             raise ValueError("the webhook's address is no http or https address")
         if self.secret is None or not self.secret.get_secret_value():
             raise ValueError("a webhook needs a `secret`")

@@ -1,0 +1,76 @@
+"""Moves through the gateway are told behind the answers, and trouble with that stays behind them too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx2
+import pytest
+
+from adapters import metrics
+from adapters.settings import WebhookSettings
+from gateway.app import Outside, build_app
+from tests.recorded_meter import RecordedMeter
+from tests.unit.adapters.test_webhook import receiving
+
+PARROT = {"base": "demo", "name": "parrot"}
+
+
+@pytest.fixture
+def meter() -> RecordedMeter:
+    return RecordedMeter()
+
+
+@pytest.fixture
+def gateway(settings, registry, backend, meter):
+    """Makes a client of a gateway that tells `url`."""
+
+    def make(url: str, **fields) -> httpx2.AsyncClient:
+        hook = WebhookSettings(url=url, secret="s", **fields)
+        app = build_app(settings, registry, backend, outside=Outside(webhook=hook), meter=meter)
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://gateway")
+
+    return make
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_every_kind_of_move_is_told_and_nothing_else(gateway):
+    async with receiving(200) as receiver, gateway(receiver.url) as http:
+        for verb, body in [
+            ("promote", {"version": 2}),
+            ("promote", {"version": 2}),  # is there already
+            ("weights", {"weights": {"1": 1, "2": 1}}),
+            ("rollback", {}),
+            ("tag", {"version": 1, "tags": {"a": "b"}}),  # moves nothing
+            ("protect", {}),
+            ("unset", {"unlock": True}),
+            ("retire", {"version": 1}),
+            ("restore", {"version": 1}),
+        ]:
+            answer = await http.post(f"/registry/v1/{verb}", json=PARROT | body)
+            assert answer.status_code == 200, answer.text
+        await until(lambda: len(receiver.requests) >= 7)
+        await asyncio.sleep(0.1)
+    told = sorted((json.loads(body) for _, _, body in receiver.requests), key=lambda move: move["revision"])
+    assert [move["row"]["kind"] for move in told] == ["promote", "weights", "rollback", "protect", "unset", "retire", "restore"]
+
+
+async def test_a_receiver_that_never_answers_holds_no_answer_up(gateway, meter):
+    async with receiving("silent") as receiver, gateway(receiver.url, timeout_s=0.3, attempts=1) as http:
+        async with asyncio.timeout(0.25):
+            assert (await http.post("/registry/v1/promote", json=PARROT | {"version": 2})).status_code == 200
+        await until(lambda: meter.counted(metrics.WEBHOOK_DELIVERIES, result="timed_out") == 1)
+
+
+async def test_a_receiver_that_is_gone_fails_no_move_and_is_counted(gateway, meter, caplog):
+    async with gateway("http://127.0.0.1:9/", attempts=1) as http:
+        answer = await http.post("/registry/v1/promote", json=PARROT | {"version": 2})
+        assert answer.json()["aliases"] == {"production": 2}
+        await until(lambda: meter.counted(metrics.WEBHOOK_DELIVERIES, result="unreachable") == 1)
+    assert "unreachable" in caplog.text
