@@ -50,6 +50,13 @@ class Gateway:
         with self._open(self._request(path, {}, body)) as response:
             yield {key.lower(): value for key, value in response.headers.items()}, self._events(response)
 
+    def readiness(self) -> dict[str, Any]:
+        """`/readyz`: `status` is `ok`, or `starting` with what is missing."""
+        try:
+            return self.get("/readyz")
+        except _NoError as error:
+            return error.body
+
     def residency(self) -> dict[str, dict[str, Any]]:
         """What is loaded, by base."""
         return self.get("/registry/v1/residency")
@@ -91,7 +98,7 @@ class Gateway:
             with self._opener.open(request, timeout=self._timeout_s) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            raise _said(error) or self._strange() from None
+            raise _said(error, self._strange()) from None
         except TimeoutError:
             raise DeadlineExceeded("the gateway gave no answer in time", limit=f"{self._timeout_s:g} s") from None
         except (OSError, HTTPException) as error:
@@ -120,14 +127,14 @@ class Gateway:
 
 def find_gateway(url: str | None, config: Path | None, timeout_s: float = ANSWER_TIMEOUT_S) -> Gateway:
     """The gateway that was named, or the environment's, or the settings file's."""
-    return Gateway(_named(url) or _configured(config) or f"http://127.0.0.1:{DEFAULT_PORT}", timeout_s)
+    return Gateway(named_gateway(url) or _configured(config) or f"http://127.0.0.1:{DEFAULT_PORT}", timeout_s)
 
 
 def answering(url: str | None, config: Path | None, as_json: bool = False) -> dict[str, str] | None:
     """Ref to tier of what a gateway has loaded; None where none was named and none answers at once."""
     from adapters.cli.output import fail
 
-    asked = _named(url)
+    asked = named_gateway(url)
     if asked is None and _configured(config) is None:
         return None
     try:
@@ -161,14 +168,26 @@ def _kinds(kind: type[LoraMuxError]) -> Iterator[type[LoraMuxError]]:
     yield kind
 
 
-def _said(error: urllib.error.HTTPError) -> LoraMuxError | None:
+class _NoError(InternalError):
+    """A status that is an error's with a body that is none."""
+
+    body: dict[str, Any]
+
+
+def _said(error: urllib.error.HTTPError, strange: LoraMuxError) -> LoraMuxError:
     try:
-        return error_of(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return None
+        body = json.loads(error.read())
+        if "error" in body:
+            return error_of(body["error"])
+    except (ValueError, TypeError, OSError):
+        return strange
+    other = _NoError(strange.message, **strange.details())
+    other.body = body
+    return other
 
 
-def _named(url: str | None) -> str | None:
+def named_gateway(url: str | None) -> str | None:
+    """The gateway that somebody asked for, on the command line or in the environment."""
     return url or os.environ.get(URL_VARIABLE) or None
 
 

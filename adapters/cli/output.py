@@ -74,6 +74,19 @@ def progress_bar(what: str, wanted: bool = True) -> Iterator[Callable[[int, int]
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextlib.contextmanager
+def count_bar(what: str, wanted: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of things done and things in all on a terminal, nothing elsewhere."""
+    if not wanted or not err.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    with Progress(what, BarColumn(), MofNCompleteColumn(), console=err, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def size(size_bytes: float) -> str:
     amount = float(size_bytes)
     for unit in ("B", "kB", "MB"):

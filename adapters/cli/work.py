@@ -13,7 +13,7 @@ import typer
 
 from adapters.cli.output import fail
 from adapters.errors import InvalidRequest, LoraMuxError, ModelNotFound
-from adapters.names import LATEST, PRODUCTION, AdapterRef, ModelName, check_adapter_name, parse_model_name
+from adapters.names import LATEST, PRODUCTION, AdapterRef, ModelName, check_adapter_name, check_base_id, parse_model_name
 from adapters.settings import read_registry_settings
 from adapters.types import By, Head
 
@@ -105,6 +105,16 @@ def _of_base(model: ModelName, base: str | None) -> ModelName:
     if base not in (None, model.base):
         raise InvalidRequest(f"`{model}` is an adapter of `{model.base}`, not of `{base}`", param="base")
     return model
+
+
+async def find_base(registry: Any, base: str | None) -> str:
+    """The base that was named, or the only one that is known. Raises InvalidRequest."""
+    if base is not None:
+        return check_base_id(base)
+    known = await registry.bases()
+    if len(known) == 1:
+        return known[0]
+    raise InvalidRequest(f"which base? {', '.join(sorted(known)) or 'none was served yet'}", param="base", hint="pass --base")
 
 
 async def _base_of(registry: Any, adapter: str) -> str:

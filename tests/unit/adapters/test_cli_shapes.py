@@ -70,6 +70,16 @@ def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
     tell("chat", "parrot@1", "Hello", *asked)
     tell("probe", "parrot@1", *asked)
     tell("ps", *asked)
+    tell("doctor")
+    tell("whoami", *asked)
+    tell("refresh", *asked)
+    tell("gc", "--keep-last", "1")
+    adapter_folders.plain(seed=3).write(folder / "drop")
+    tell("adopt", "drop", "--settle", "0s")
+    tell("backup", f"file://{folder}/copy")
+    tell("restore-backup", f"file://{folder}/copy")
+    tell("sweep")
+    tell("upgrade")
     return found
 
 
