@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx2
 import openai
@@ -26,6 +27,13 @@ def prepared(content: bytes, rank: int = 8) -> PreparedAdapter:
         for name, data in ((CONFIG_FILE, config), (WEIGHTS_FILE, content))
     )
     return PreparedAdapter(config, content, files, content_digest(files), rank, 16.0, ("q_proj",), 2, None)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what happens behind an answer."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for is not ours to signal
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from adapters.settings import WebhookSettings
 from gateway.app import Outside, build_app
 from tests.recorded_meter import RecordedMeter
 from tests.unit.adapters.test_webhook import receiving
+from tests.unit.gateway.conftest import until
 
 PARROT = {"base": "demo", "name": "parrot"}
 
@@ -32,12 +33,6 @@ def gateway(settings, registry, backend, meter):
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://gateway")
 
     return make
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_every_kind_of_move_is_told_and_nothing_else(gateway):

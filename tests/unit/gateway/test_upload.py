@@ -252,7 +252,9 @@ async def test_a_body_that_makes_no_sense_is_a_clear_400(http, body, reason):
     assert (answer.status_code, answer.json()["error"]["reason"]) == (400, reason), answer.text
 
 
-@pytest.mark.parametrize("content_type", ["", "application/json", "text/plain", "multipart/mixed; boundary=b", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type", ["", "application/json", "text/plain", "multipart/mixed; boundary=b", "multipart/form-data"]
+)
 async def test_a_body_of_another_kind_is_a_400(http, content_type):
     answer = await send(http, b"{}", content_type)
     assert answer.status_code == 400
@@ -315,7 +317,11 @@ async def test_a_client_that_pauses_too_long_is_let_go(app, http):
 async def test_a_client_that_goes_away_leaves_nothing_behind(app, settings):
     said = []
     messages = [
-        {"type": "http.request", "body": b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nxx', "more_body": True},
+        {
+            "type": "http.request",
+            "body": b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nxx',
+            "more_body": True,
+        },
         {"type": "http.disconnect"},
     ]
 

@@ -17,6 +17,7 @@ from gateway.app import build_app
 from gateway.settings import GatewaySettings
 from tests.adapter_folders import TEXT, plain
 from tests.scripted_backend import ScriptedBackend
+from tests.unit.gateway.conftest import until
 
 BASE = "tiny/base"
 PATH = f"/registry/v1/publish?base={BASE}&name=crow"
@@ -34,8 +35,7 @@ async def server(settings, registry) -> AsyncIterator[uvicorn.Server]:
     app = build_app(settings, registry, ScriptedBackend(bases=(BASE,)))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
     running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     yield server
     server.should_exit = True
     await running
@@ -80,9 +80,7 @@ def pieces_of(folder: Path, announced: int = ANNOUNCED // 2) -> tuple[bytes, byt
 
 
 async def until_empty(settings: GatewaySettings) -> None:
-    async with asyncio.timeout(10):
-        while settings.upload_dir.exists() and list(settings.upload_dir.iterdir()):
-            await asyncio.sleep(0.02)
+    await until(lambda: not settings.upload_dir.exists() or not list(settings.upload_dir.iterdir()))
 
 
 @pytest.mark.parametrize("config_first", [True, False])
@@ -129,7 +127,6 @@ async def test_a_client_that_goes_away_in_the_middle_leaves_nothing_behind(serve
     async with connected(server) as (_, writer):
         writer.write(part("adapter_config.json", config) + b"\r\n" + part("adapter_model.safetensors", header + b"x" * 5000))
         await writer.drain()
-        while not settings.upload_dir.exists() or not list(settings.upload_dir.rglob("adapter_model.safetensors")):
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(list(settings.upload_dir.rglob("adapter_model.safetensors"))))
     await until_empty(settings)
     assert await registry.versions(BASE, "crow") == []
