@@ -79,6 +79,15 @@ def moe_contract(*, stacked: bool, gpt_oss: bool = False) -> BaseContract:
 
 
 STACKED, SINGLE = moe_contract(stacked=True), moe_contract(stacked=False)
+# A vision-language base with experts.
+MOE_VLM = replace(
+    STACKED,
+    tower="model.language_model",
+    modules={
+        **{path.replace("model.", "model.language_model.", 1): shape for path, shape in STACKED.modules.items()},
+        VISION_MODULE: ModuleShape(16, 48),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -788,6 +797,26 @@ TRAINERS = [
         "torchtune: only its own file", renamed_files(plain(), lambda name: name.replace("safetensors", "pt")), "pickle_refused"
     ),
     Layout(
+        "HF: a download that was broken off",
+        lambda path: (
+            with_files(plain(), {".cache/huggingface/download/x.incomplete": b"x"}).write(path),
+            (path / WEIGHTS).unlink(),
+        ),
+        "not_downloaded",
+    ),
+    Layout("HF: weights of zero bytes", edited_json(plain(), WEIGHTS, lambda data: b""), "no_tensors"),
+    Layout(
+        "PEFT: AdaLoRA by its keys only", plain().with_tensor(f"{PREFIX}{Q0}.lora_E", zeros(4, 1)).write, "peft_type_unsupported"
+    ),
+    Layout(
+        "TRL: a tokenizer of another vocabulary",
+        with_files(plain(), {"added_tokens.json": b'{"<|new|>": 40}'}).write,
+        14,
+        HEADED,
+        warns="41 tokens",
+    ),
+    Layout("TRL: a tokenizer that fits", with_files(plain(), {"added_tokens.json": b'{"<|end|>": 31}'}).write, 14, HEADED),
+    Layout(
         "torchtune: its own names",
         replace(plain(), tensors={"layers.0.attn.q_proj.lora_a.weight": zeros(4, 16)}).write,
         "foreign_format",
@@ -927,6 +956,17 @@ MOE = [
         SAME,
         STACKED,
         plain=EXPERTS_PLAIN,
+    ),
+    *(
+        Layout(
+            f"experts: {layout}, text names on a vision-language base",
+            experts_adapter(layout).write,
+            SAME,
+            MOE_VLM,
+            plain=moved(EXPERTS_PLAIN, "model.layers", "model.language_model.layers"),
+            rules=("remap-tower",),
+        )
+        for layout in ("stacked", "swapped", "single")
     ),
     Layout("experts: attention alone", attention_only().write, 8, STACKED),
     Layout("experts: attention alone, generic targets", attention_only().configured(target_modules=NAMES).write, 8, SINGLE),

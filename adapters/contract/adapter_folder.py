@@ -80,6 +80,9 @@ def read_folder(folder: Path, *, max_bytes: int) -> FolderContents:
         raise refusal("too_large", f"the weights have {size} bytes; at most {max_bytes} are taken", limit=max_bytes, value=size)
     for file in files:
         _refuse_pointer(file)
+    if not size:
+        hint = "copy it again; if a trainer saved it so, save after gathering (ZeRO-3 or FSDP)"
+        raise refusal("no_tensors", "the weights file is empty", limit=1, value=0, hint=hint)
     tensors = _merged([read_header(file) for file in files])
     if CONFIG_FILE not in names:
         _refuse_foreign_keys(tensors)
@@ -148,6 +151,11 @@ def _without_weights(folder: Path, names: frozenset[str]) -> AdapterRefused:
         if name.endswith(".safetensors") and name != VISION_WEIGHTS and not _FULL_MODEL.fullmatch(name):
             _refuse_pointer(folder / name)
             _refuse_foreign_keys(read_header(folder / name))
+    unfinished = [*folder.glob("*.incomplete"), *folder.glob(".cache/huggingface/download/*.incomplete")]
+    if unfinished and CONFIG_FILE in names:
+        text = f"`{WEIGHTS_FILE}` is missing; a download was broken off"
+        hint = "download the repository again, with its weights"
+        return refusal("not_downloaded", text, limit="the file itself", value=WEIGHTS_FILE, hint=hint)
     pickles = sorted(name for name in names if name.endswith(_PICKLES))
     if pickles:
         text = f"`{shown(pickles[0])}` is a pickle; only safetensors are taken"

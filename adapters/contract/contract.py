@@ -207,6 +207,8 @@ def _examine(folder: Path, request: _Request) -> _Examined:
         raw = parse_config(contents.config)
     except AdapterRefused as finding:
         return _Examined(Inspection(findings=(finding,)))
+    except OSError as error:
+        raise InvalidRequest("the source can't be read", param="source", value=type(error).__name__) from None
     seen = Inspection(warnings=contents.warnings, source_bytes=contents.size_bytes, tool=guess_tool(contents.names, raw))
     features = [*feature_refusals(raw), *_folder_findings(contents, request)]
     try:

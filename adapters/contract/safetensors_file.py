@@ -56,10 +56,13 @@ class Tensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def read(self) -> bytes:
-        """The raw bytes. Raises the refusal `adapter_corrupt` if the file became shorter since its header was read."""
-        with self.file.open("rb") as file:
-            file.seek(self.start)
-            data = file.read(self.size_bytes)
+        """The raw bytes. Raises the refusal `adapter_corrupt` if the file is gone or shorter since its header was read."""
+        try:
+            with self.file.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(self.size_bytes)
+        except OSError:
+            raise _corrupt("the weights file went away while it was read", limit=self.size_bytes, value=0) from None
         if len(data) != self.size_bytes:
             raise _corrupt("the weights file ends early", limit=self.size_bytes, value=len(data))
         return data

@@ -22,7 +22,13 @@ _OTHER_KEYS = (
     (re.compile(r"lora_B(\.[^.]+)?\.bias$"), "lora_bias_unsupported"),
     (re.compile(r"trainable_tokens|token_adapter"), "extra_weights"),
     (re.compile(r"_flat_param"), "sharded_tensor"),
-    (re.compile(r"vera_lambda|hada_w|lokr_w|ia3_l|oft_r|boft_[rs]|prompt_embeddings|randlora"), "peft_type_unsupported"),
+    (
+        re.compile(
+            r"vera_|vblora_|hada_w|lokr_w|ia3_l|oft_[rR]|boft_[rs]|prompt_|randlora_|fourierft_|waveft_|poly_lora|shira_|road_"
+            r"|hra_u|c3a_|miss_block|bone_block|xlora_|lora_E(\.|$)|ranknum(\.|$)"
+        ),
+        "peft_type_unsupported",
+    ),
     (re.compile(r"\.lora_[ab](\.|$)|linear_(in|out)\.|lora_(down|up)\.|^lora_(unet|te)|\.lora\.(down|up)\."), "foreign_format"),
     (re.compile(r"experts\.w[123]\.|^unembed\.|\.unembed\."), "moe_layout_unsupported"),
     (re.compile(r"lora_"), "extra_tensors"),

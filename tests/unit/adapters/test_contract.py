@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Inspection, PublishOptions, inspect, prepare
+from adapters.contract.safetensors_file import read_header
 from adapters.errors import AdapterCorrupt, AdapterIncompatible, AdapterRefused, InvalidRequest
 from adapters.types import BaseContract
 from tests.adapter_folders import (
@@ -463,6 +464,26 @@ def test_targets_may_be_full_paths_under_another_tower_name(tmp_path):
 def test_a_missing_folder_is_a_wrong_request(tmp_path):
     with pytest.raises(InvalidRequest):
         inspect(tmp_path / "nowhere", TEXT)
+
+
+def test_a_folder_that_nobody_may_read_is_a_wrong_request(tmp_path, monkeypatch):
+    plain().write(tmp_path)
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "no", str(tmp_path))
+
+    monkeypatch.setattr("adapters.contract.contract.read_folder", forbidden)
+    with pytest.raises(InvalidRequest) as caught:
+        inspect(tmp_path, TEXT)
+
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_weights_that_go_away_while_they_are_read_are_refused(tmp_path):
+    tensor = next(iter(read_header(plain().write(tmp_path) / WEIGHTS).values()))
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(AdapterCorrupt):
+        tensor.read()
 
 
 def test_a_refusal_survives_pickling(tmp_path):
