@@ -11,8 +11,8 @@ Refusal = tuple[int, dict[str, Any]]
 
 
 class StubGateway:
-    """`says` maps a model to its text and `logprobs` to those of its tokens; `refusals` to what it says instead, first to
-    last. `asked` holds route and model of each request."""
+    """`says` maps a model to its text, `logprobs` to those of its tokens, `refusals` to what it says instead, first to last;
+    `refs` a model field to the model that answers. `asked` holds route and model of each request."""
 
     def __init__(self) -> None:
         self.says: dict[str, str] = {}
@@ -20,6 +20,7 @@ class StubGateway:
         self.refusals: dict[str, list[Refusal]] = {}
         self.resident: dict[str, dict[str, Any]] = {}
         self.adapters: dict[str, dict[str, Any]] = {}
+        self.refs: dict[str, str] = {}
         self.embeds = False
         self.asked: list[tuple[str, str | None]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -45,7 +46,10 @@ class StubGateway:
         if path in ("/healthz", "/readyz"):
             return 200, {"status": "ok"}
         if path == "/v1/models":
-            return 200, {"object": "list", "data": [{"id": "tiny/base"}, {"id": "tiny/base:parrot"}]}
+            return 200, {
+                "object": "list",
+                "data": [*({"id": base} for base in self.resident or ("tiny/base",)), {"id": "tiny/base:parrot"}],
+            }
         if path == "/registry/v1/adapter":
             return self._adapter(route)
         return self._model(path, model or "", body)
@@ -55,6 +59,7 @@ class StubGateway:
         return (200, found) if found else (404, {"error": {"code": "model_not_found", "message": "there is none"}})
 
     def _model(self, path: str, model: str, body: dict[str, Any]) -> tuple[int, Any]:
+        model = self.refs.get(model, model)
         if self.refusals.get(model):
             return self.refusals[model].pop(0)
         if (path == "/v1/embeddings") != self.embeds:

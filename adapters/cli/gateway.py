@@ -61,19 +61,23 @@ class Gateway:
         """What is loaded, by base."""
         return self.get("/registry/v1/residency")
 
-    def base_ids(self) -> list[str]:
-        return [card["id"] for card in self.get("/v1/models")["data"] if ":" not in card["id"]]
-
     def model(self, ref: str) -> str:
-        """`name@7` as a model field: with the base before it, which may be left out where the gateway serves one."""
+        """`name@7` as a model field: with the base before it, which may be left out where one is served or one has the name.
+
+        Raises InvalidRequest.
+        """
         if ":" in ref:
             return ref
-        bases = self.base_ids()
+        ids = [card["id"] for card in self.get("/v1/models")["data"]]
+        bases = [model for model in ids if ":" not in model]
         if ref in bases:
             return ref
-        if len(bases) != 1:
-            raise InvalidRequest(f"which base? {', '.join(bases) or 'none is served here'}", hint=f"write `base:{ref}`")
-        return f"{bases[0]}:{ref}"
+        having = [model.partition(":")[0] for model in ids if model.partition(":")[2] == ref.partition("@")[0]]
+        for choice in (having, bases):
+            if len(choice) == 1:
+                return f"{choice[0]}:{ref}"
+        known = ", ".join(having or bases) or "none is served here"
+        raise InvalidRequest(f"which base? {known}", param="model", hint=f"write `base:{ref}`")
 
     def _request(self, path: str, query: dict[str, Any], body: dict[str, Any] | None) -> urllib.request.Request:
         headers = {"content-type": "application/json"}
