@@ -61,6 +61,10 @@ class Gateway:
         """What is loaded, by base."""
         return self.get("/registry/v1/residency")
 
+    def models(self) -> list[str]:
+        """The ids of bases and adapters that clients see."""
+        return [card["id"] for card in self.get("/v1/models")["data"]]
+
     def model(self, ref: str) -> str:
         """`name@7` as a model field: with the base before it, which may be left out where one is served or one has the name.
 
@@ -68,7 +72,7 @@ class Gateway:
         """
         if ":" in ref:
             return ref
-        ids = [card["id"] for card in self.get("/v1/models")["data"]]
+        ids = self.models()
         bases = [model for model in ids if ":" not in model]
         if ref in bases:
             return ref

@@ -87,6 +87,16 @@ def count_bar(what: str, wanted: bool = True) -> Iterator[Callable[[int, int], N
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextlib.contextmanager
+def spinner(what: str, wanted: bool = True) -> Iterator[None]:
+    """Something that moves on a terminal while nobody knows how long it takes, nothing elsewhere."""
+    if not wanted or not err.is_terminal:
+        yield
+        return
+    with err.status(what):
+        yield
+
+
 def size(size_bytes: float) -> str:
     amount = float(size_bytes)
     for unit in ("B", "kB", "MB"):

@@ -100,11 +100,17 @@ def wait_ready(gateway: Gateway, ref: str, timeout_s: float) -> None:
             gateway.post("/registry/v1/refresh", {})
         try:
             return _shortest(gateway, ref)
+        except EngineUnavailable as error:
+            if error.reason == "gateway_unreachable":
+                raise
+            trouble: LoraMuxError = error
         except PASSING as error:
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceeded(
-                    f"`{ref}` was not ready in time: {error.message}", limit=f"{timeout_s:g} s", reason=error.code
-                ) from None
+            _check_served(gateway, ref, error)
+            trouble = error
+        if time.monotonic() > deadline_s:
+            raise DeadlineExceeded(
+                f"`{ref}` was not ready in time: {trouble.message}", limit=f"{timeout_s:g} s", reason=trouble.code
+            )
         time.sleep(PAUSE_S)
 
 
@@ -173,6 +179,13 @@ def _logprobs(gateway: Gateway, model: str, text: str) -> list[float]:
 
 def _deltas(old: list[float], new: list[float]) -> list[float]:
     return [abs(one - other) for one, other in zip(old, new, strict=False)] or [0.0]
+
+
+def _check_served(gateway: Gateway, ref: str, error: LoraMuxError) -> None:
+    """A version that isn't there yet is worth waiting for; one of a base that isn't served never comes. Raises ModelNotFound."""
+    base = ref.partition(":")[0]
+    if isinstance(error, ModelNotFound) and base not in gateway.models():
+        raise ModelNotFound(f"`{base}` is not served by this gateway", reason="base_not_served") from None
 
 
 def _shortest(gateway: Gateway, ref: str) -> None:

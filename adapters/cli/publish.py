@@ -15,7 +15,7 @@ from adapters.cli import shapes
 from adapters.cli.completion import complete_alias
 from adapters.cli.gateway import find_gateway
 from adapters.cli.options import AsJson, Base, Config, Gateway, Message, Quiet, Unlock
-from adapters.cli.output import as_data, err, fail, is_terminal, progress_bar, show, size
+from adapters.cli.output import as_data, err, fail, is_terminal, progress_bar, show, size, spinner
 from adapters.cli.program import PUBLISH, app
 from adapters.cli.telling import tell
 from adapters.cli.versions import parse_tags
@@ -152,9 +152,11 @@ def _asked_gateway(
         return told
     gateway = find_gateway(url, config, timeout_s)
     try:
-        probing.wait_ready(gateway, ref, timeout_s)
+        with spinner(f"waiting for {ref} to answer"):
+            probing.wait_ready(gateway, ref, timeout_s)
         told["ready"] = {"ready": True, "error": None}
-        told["probe"] = probing.probe(gateway, ref).as_data() if probe else None
+        with spinner(f"comparing {ref} with its base"):
+            told["probe"] = probing.probe(gateway, ref).as_data() if probe else None
     except LoraMuxError as error:
         told.setdefault("ready", {"ready": False, "error": as_data(error)})
         if told["ready"]["ready"]:

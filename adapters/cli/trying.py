@@ -16,7 +16,7 @@ from adapters.cli.completion import complete_ref
 from adapters.cli.gateway import Gateway as Door
 from adapters.cli.gateway import find_gateway, tiers
 from adapters.cli.options import AsJson, Config, Gateway, Quiet
-from adapters.cli.output import err, fail, out, show, size, table, warn
+from adapters.cli.output import err, fail, out, show, size, spinner, table, warn
 from adapters.cli.program import TRY, app
 from adapters.errors import LoraMuxError
 from adapters.names import AdapterRef
@@ -182,8 +182,9 @@ def probe(
     door = find_gateway(gateway, config, timeout_s)
     try:
         model = door.model(ref)
-        probing.wait_ready(door, model, timeout_s)
-        data = probing.probe(door, model).as_data()
+        with spinner(f"comparing {model} with its base", not as_json):
+            probing.wait_ready(door, model, timeout_s)
+            data = probing.probe(door, model).as_data()
     except LoraMuxError as error:
         fail(error, as_json)
     show(as_json, data, *probing.lines(data))

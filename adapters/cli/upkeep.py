@@ -14,7 +14,7 @@ from rich.text import Text
 
 from adapters.cli.gateway import answering, find_gateway, named_gateway
 from adapters.cli.options import AsJson, Base, Config, Gateway, Message, Yes
-from adapters.cli.output import Line, as_data, count_bar, fail, progress_bar, show, size, table, warn
+from adapters.cli.output import Line, as_data, count_bar, fail, progress_bar, show, size, spinner, table, warn
 from adapters.cli.program import UPKEEP, app
 from adapters.cli.telling import tell
 from adapters.cli.times import duration_s
@@ -177,7 +177,8 @@ def adopt(
     async def work(registry: Any) -> list[dict[str, Any]]:
         where = open_store(source_settings(address, read_registry_settings(config)))
         base_id = await find_base(registry, base)
-        found = await find(where, default_name=name or address.rstrip("/").rpartition("/")[2], settle_s=settle_s)
+        with spinner("looking twice", not as_json):
+            found = await find(where, default_name=name or address.rstrip("/").rpartition("/")[2], settle_s=settle_s)
         if name is not None:
             _check_one(found, name)
         rows = []

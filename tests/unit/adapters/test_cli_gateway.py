@@ -118,6 +118,17 @@ def test_a_version_that_no_engine_takes_is_published_but_not_ready(author: Autho
     assert (said["ready"]["ready"], said["ready"]["error"]["reason"]) == (False, "rank_too_large")
 
 
+def test_nobody_waits_for_a_base_that_is_not_served(author: Author, gateway: StubGateway, folder: str):
+    gateway.refuse("other:parrot@1", 404, "model_not_found", "no such model")
+    said = author.json("publish", folder, "--name", "parrot", "--base", "other", "--wait-ready", code=1)
+    assert said["ready"]["error"]["reason"] == "base_not_served"
+
+
+def test_an_engine_that_comes_back_is_waited_for(author: Author, gateway: StubGateway, folder: str):
+    gateway.refuse("tiny/base:parrot@1", 503, "engine_unavailable", "the engine of this base died and is being restarted")
+    assert author.json("publish", folder, "--name", "parrot", "--wait-ready")["ready"]["ready"]
+
+
 def test_waiting_ends_with_the_last_trouble(author: Author, gateway: StubGateway, folder: str):
     for _ in range(50):
         gateway.refuse("tiny/base:parrot@1", 503, "adapter_loading", "still loading")
