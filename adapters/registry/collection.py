@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from adapters.errors import InvalidRequest
 from adapters.names import AdapterRef
@@ -28,11 +28,11 @@ from adapters.store import Listed
 from adapters.types import ADAPTER_FILES, By, Head, HistoryRow, Manifest
 
 BATCH = 200  # digests deleted under one look at the manifests
-READS_AT_ONCE = 16
+CALLS_AT_ONCE = 16
 HELD_KEYS = ("pins", "prewarm", "pending")  # what holds versions in a head beside aliases
 LEFTOVER_NOTICE_S = 3600.0
 
-Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ async def survey(registry: Registry) -> Survey:
 
 async def _states(registry: Registry) -> tuple[AdapterState, ...]:
     listed = await registry.truth.adapters()
-    gate = asyncio.Semaphore(READS_AT_ONCE)
+    gate = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def read(adapter: AdapterName) -> AdapterState:
         async with gate:
@@ -347,8 +347,8 @@ class _Run:
         self._spared: list[tuple[str, str]] = []
 
     async def run(self) -> CollectionReport:
-        for adapter, versions in self._to_collect().items():
-            await self._mark(adapter, versions)
+        await _each(self._to_collect().items(), lambda each: self._mark(*each))
+        index = await self._registry.sweep()  # gateways see the marks long before a file goes
         for key in self._plan.leftovers:
             await self._store.delete(key)
         by_digest: dict[str, list[Blob]] = {}
@@ -358,8 +358,13 @@ class _Run:
         await self._manifests()  # before the first notice, which has little time
         for start in range(0, len(digests), BATCH):
             await self._delete({digest: by_digest[digest] for digest in digests[start : start + BATCH]})
-        index = await self._registry.sweep()
-        return CollectionReport(tuple(self._collected), tuple(self._deleted), tuple(self._spared), index, self._plan)
+        return CollectionReport(
+            collected=tuple(sorted(self._collected)),
+            deleted=tuple(sorted(self._deleted, key=lambda blob: blob.key)),
+            spared=tuple(sorted(self._spared)),
+            index=index,
+            plan=self._plan,
+        )
 
     def _to_collect(self) -> dict[AdapterName, set[int]]:
         found: dict[AdapterName, set[int]] = {}
@@ -383,7 +388,6 @@ class _Run:
             return None if new is head else new
 
         head = await self._registry.heads.change(*adapter, change)
-        await self._registry.index.update(*adapter, revision=head.revision)
         for version in sorted(versions):
             ref = AdapterRef(*adapter, version)
             if version in head.collected:
@@ -394,14 +398,12 @@ class _Run:
     async def _delete(self, batch: dict[str, list[Blob]]) -> None:
         """Deletes the files of a few digests. Whoever publishes them shows in this look, or sees the notice and waits."""
         started_s = time.monotonic()
-        for digest in batch:
-            await self._store.put(notice_key(digest, self._id), codec.encode_note({"at": _now()}))
+        note = codec.encode_note({"at": _now()})
+        await _each(batch, lambda digest: self._store.put(notice_key(digest, self._id), note))
         due = await self._due_now(batch)
-        for digest, blobs in batch.items():
-            await self._delete_one(digest, blobs, due.get(digest, 0.0), started_s)
+        await _each(batch.items(), lambda each: self._delete_one(*each, due.get(each[0], 0.0), started_s))
         # not after an error: a deletion without an answer may still be on its way
-        for digest in batch:
-            await self._store.delete(notice_key(digest, self._id))
+        await _each(batch, lambda digest: self._store.delete(notice_key(digest, self._id)))
 
     async def _delete_one(self, digest: str, blobs: list[Blob], due_s: float | None, started_s: float) -> None:
         rows = {row.key: row async for row in self._store.list(layout.blob_folder(digest))}
@@ -435,7 +437,7 @@ class _Run:
 
     async def _manifests(self) -> list[Manifest]:
         """All of now; only new ones are read."""
-        gate = asyncio.Semaphore(READS_AT_ONCE)
+        gate = asyncio.Semaphore(CALLS_AT_ONCE)
 
         async def read(ref: AdapterRef) -> Manifest:
             if ref not in self._read:
@@ -446,6 +448,22 @@ class _Run:
         listed = await self._registry.truth.adapters()
         refs = [AdapterRef(*adapter, version) for adapter, found in listed.items() for version in found.versions]
         return list(await asyncio.gather(*map(read, refs)))
+
+
+async def _each(items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
+    """Works on a few items at a time; after an error no more are begun."""
+    gate = asyncio.Semaphore(CALLS_AT_ONCE)
+
+    async def one(item: T) -> None:
+        async with gate:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for item in items:
+                group.create_task(one(item))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _is_blob(key: str) -> bool:

@@ -25,7 +25,7 @@ from adapters.types import FileDigest, Head, Manifest
 
 Progress = Callable[[int, int], None]
 
-ADAPTERS_AT_ONCE = 4
+ADAPTERS_AT_ONCE = 8
 READ_BYTES = 8 * 2**20
 MAX_LOOKS = 8
 
@@ -80,11 +80,14 @@ class _Copy:
         self._verify = verify
         self._counts = _Counts()
         self._checked: set[str] = set()  # digests whose files in the target are known to be whole
+        self._known: dict[AdapterRef, Manifest] = {}  # versions that both have
+        self._sizes_there: dict[str, int] = {}
         self._one_at_a_time: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def run(self) -> CopyReport:
         listed = await self._from.truth.adapters()
         there = await self._to.truth.adapters()
+        self._sizes_there = {row.key: row.size_bytes for row in await _rows(self._target, layout.BLOBS)}
         shared = sorted(listed.keys() & there.keys())
         await _each(shared, lambda adapter: self._refuse_other_history(adapter, listed[adapter], there[adapter]))
         await self._copy_notes(layout.BASES)
@@ -116,13 +119,15 @@ class _Copy:
         )
 
     async def _refuse_other_history(self, adapter: AdapterName, ours: ListedAdapter, theirs: ListedAdapter) -> None:
-        for version in sorted(ours.versions & theirs.versions):
-            ref = AdapterRef(*adapter, version)
-            if (await self._from.truth.manifest(ref)).digest != (await self._to.truth.manifest(ref)).digest:
-                raise _other_history(str(ref))
-        mine, _ = await self._from.truth.head(*adapter)
-        other, _ = await self._to.truth.head(*adapter)
-        if not (_comes_from(mine, other) or _comes_from(other, mine)):
+        both = sorted(ours.versions & theirs.versions)
+        here, there = await self._from.truth.manifests(*adapter, both), await self._to.truth.manifests(*adapter, both)
+        for mine, other in zip(here, there, strict=True):
+            if mine.digest != other.digest:
+                raise _other_history(str(mine.ref))
+        self._known |= {manifest.ref: manifest for manifest in here}
+        head, _ = await self._from.truth.head(*adapter)
+        other_head, _ = await self._to.truth.head(*adapter)
+        if not (_comes_from(head, other_head) or _comes_from(other_head, head)):
             raise _other_history(str(adapter))
 
     # One adapter
@@ -152,12 +157,13 @@ class _Copy:
         # listed after the head was read: whatever the head names is among them
         for version in await self._from.versions(*adapter):
             ref = AdapterRef(*adapter, version)
-            found = await self._source.get(layout.manifest_key(ref))
-            manifest = codec.decode_manifest(found.data)
+            data = b"" if ref in self._known else (await self._source.get(layout.manifest_key(ref))).data
+            manifest = self._known.get(ref) or codec.decode_manifest(data)
             if version not in collected:
                 async with self._one_at_a_time[manifest.digest]:
                     await self._files_once(manifest, is_named=version in there and version not in other.collected)
-            await self._manifest(manifest, found.data)
+            if ref not in self._known:
+                await self._manifest(manifest, data)
 
     async def _manifest(self, manifest: Manifest, data: bytes) -> None:
         try:
@@ -169,9 +175,16 @@ class _Copy:
             self._counts.versions_copied += 1
 
     async def _files_once(self, manifest: Manifest, *, is_named: bool) -> None:
-        if manifest.digest not in self._checked:
+        if manifest.digest not in self._checked and not (is_named and self._is_whole(manifest)):
             await self._files(manifest, is_named=is_named)
             self._checked.add(manifest.digest)
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether the listing at the start settles it: files that a version of the target holds stay there."""
+        if self._verify:
+            return False
+        sizes = {layout.blob_key(manifest.digest, file.name): file.size_bytes for file in manifest.files}
+        return all(self._sizes_there.get(key) == size for key, size in sizes.items())
 
     async def _files(self, manifest: Manifest, *, is_named: bool) -> None:
         """Copies what is not there, until one look at the target shows all, as an upload does."""
