@@ -358,6 +358,7 @@ PEFT = [
         12,
     ),
     Layout("PEFT: a target whose weights are missing", plain().minus("k_proj").write, "no_matching_module"),
+    Layout("PEFT: a layer without weights", only_keys(plain(), "layers.1.").write, 7, warns="has weights for 1 of 2 modules"),
     Layout(
         "PEFT: some layers only",
         only_keys(plain(layers_to_transform=[1]), "layers.1.").write,

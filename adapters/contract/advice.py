@@ -64,6 +64,8 @@ def target_warnings(targets: Targets) -> Iterable[str]:
     if targets.unknown:
         names = ", ".join(f"`{shown(name, 60)}`" for name in targets.unknown[:5])
         yield f"`target_modules` names {names}: nothing was trained there"
+    for name, found, wanted in targets.partial[:5]:
+        yield f"`{shown(name, 60)}` has weights for {found} of {wanted} modules; is the file whole?"
 
 
 def vocabulary_warnings(tokens: int | None, contract: BaseContract | None) -> Iterable[str]:

@@ -128,7 +128,7 @@ class _Work:
         if wanted != found or any(pair.a.tensor.shape[1] != found[1] for pair in pairs):
             self.done.misfits.append((fused, wanted, found))
             return
-        shared = _same_a(pairs)
+        shared = _same_a(pairs, self.base.max_rank)
         parts, rank_at = [], 0
         for position, pair in sorted(by_position.items()):
             names = (pair.a.key.path, pair.module)
@@ -187,7 +187,7 @@ class _Work:
                 self.done.misfits.append((f"{path}, expert {number}", [rows, shape.in_features], found))
                 return
         # What came from one A for gate and up goes back to one; else each has its own ranks.
-        shared = all(_same_a([by_slot[number, role] for role in roles]) for number in range(count))
+        shared = all(_same_a([by_slot[number, role] for role in roles], self.base.max_rank) for number in range(count))
         first_rank = max(by_slot[number, roles[0]].a.tensor.shape[0] for number in range(count))
         parts = []
         for number in range(count):
@@ -345,10 +345,12 @@ def _experts_of(path: str) -> str:
     return path[: path.rfind(".experts") + len(".experts")] if ".experts" in path else path
 
 
-def _same_a(pairs: Sequence[Pair]) -> bool:
-    """Whether all pairs have one and the same A, as the parts of a fused projection have."""
+def _same_a(pairs: Sequence[Pair], max_rank: int) -> bool:
+    """Whether all pairs have one and the same A, as the parts of a fused projection have. What is over `max_rank` is not read."""
     first = pairs[0].a.tensor
-    if any((pair.a.tensor.shape, pair.a.tensor.dtype) != (first.shape, first.dtype) for pair in pairs):
+    if first.shape[0] > max_rank or any(
+        (pair.a.tensor.shape, pair.a.tensor.dtype) != (first.shape, first.dtype) for pair in pairs
+    ):
         return False
     data = first.read()
     return all(pair.a.tensor.read() == data for pair in pairs[1:])

@@ -123,11 +123,13 @@ def refuse_scales(plans: Iterable[ModulePlan]) -> list[AdapterRefused]:
 @dataclass(frozen=True, slots=True)
 class Targets:
     """How `target_modules` and the weights agree. `missing` are names that the base has and the file lacks, `unknown` those
-    that neither has, `unnamed` the modules with weights that no name covers."""
+    that neither has, `unnamed` the modules with weights that no name covers, `partial` names with the modules that have
+    weights and those of the base."""
 
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unnamed: tuple[str, ...] = ()
+    partial: tuple[tuple[str, int, int], ...] = ()
 
 
 def compare_targets(
@@ -146,14 +148,19 @@ def compare_targets(
     endings = [_endings(plan) for plan in plans]
     known = set().union(*endings, *(_ends(path) for path in dropped))
     absent = sorted(name for name in names if name not in known and not _same_home(name, base, plans))
-    missing = [name for name in absent if base and not config.excludes_modules and _must_have_weights(name, base)]
+    missing = [name for name in absent if base and not config.chooses_modules and _must_have_weights(name, base)]
     unnamed = [
         plan.path
         for plan, ends in zip(plans, endings, strict=True)
         if ends.isdisjoint(names) and homes.isdisjoint({plan.path, *(part.pair.module for part in plan.parts)})
     ]
     unknown = [name for name in absent if name not in missing]
-    return Targets(tuple(missing), tuple(unknown), () if config.targets_parameters else tuple(unnamed))
+    return Targets(
+        tuple(missing),
+        tuple(unknown),
+        () if config.targets_parameters else tuple(unnamed),
+        () if base is None or config.chooses_modules else tuple(_partial(names - set(absent), plans, base)),
+    )
 
 
 def refuse_targets(targets: Targets) -> list[AdapterRefused]:
@@ -225,6 +232,16 @@ def _unknown(paths: Sequence[str], some_landed: bool, base: BaseMap) -> AdapterR
         return refusal("extra_tensors", text, limit=0, value=len(paths), hint=hint)
     text = f"none of the adapter's {len(paths)} modules is in the base, `{shown(paths[0])}` first"
     return refusal("no_matching_module", text, limit=1, value=0, hint=hint)
+
+
+def _partial(names: Iterable[str], plans: Sequence[ModulePlan], base: BaseMap) -> Iterable[tuple[str, int, int]]:
+    planned = {plan.path for plan in plans}
+    for name in sorted(names):
+        wanted = {
+            path for path in base.modules if path.rpartition(".")[2] == name and not is_vision(path) and not is_expert(path)
+        }
+        if wanted & planned and wanted - planned:
+            yield name, len(wanted & planned), len(wanted)
 
 
 def _must_have_weights(name: str, base: BaseMap) -> bool:

@@ -145,6 +145,14 @@ def inspect(
         return Inspection(findings=(finding,))
 
 
+def refusal_by_headers(
+    folder: Path, contract: BaseContract | None, options: PublishOptions, *, base: str, others: Iterable[BaseContract] = ()
+) -> AdapterRefused | None:
+    """The first refusal that configuration and headers show, whatever the values are; arguments as for `inspect`."""
+    findings = _examine(folder, _request(contract, options, base, others)).inspection.findings
+    return findings[0] if findings else None
+
+
 def _inspected(folder: Path, request: _Request) -> Inspection:
     examined = _examine(folder, request)
     seen = examined.inspection

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from adapters.contract.contract import PublishOptions, _examine, _request
+from adapters.contract.contract import PublishOptions, refusal_by_headers
 from adapters.contract.safetensors_file import MAX_HEADER_BYTES
 from adapters.errors import AdapterRefused
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract
@@ -47,8 +47,8 @@ def early_refusal(
         os.link(config, Path(folder, CONFIG_FILE))
         if not _sparse(Path(folder, WEIGHTS_FILE), header, size):
             return None
-        findings = _examine(Path(folder), _request(contract, options, base, others)).inspection.findings
-    return findings[0] if findings and findings[0].reason not in HEALED_BY_MORE_FILES else None
+        found = refusal_by_headers(Path(folder), contract, options, base=base, others=others)
+    return found if found and found.reason not in HEALED_BY_MORE_FILES else None
 
 
 def _announced_bytes(header: bytes) -> int | None:

@@ -68,7 +68,8 @@ class Patterns(tuple[Pattern, ...]):
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """The fields that matter for serving. `target_modules` is None unless the file has a list of names."""
+    """The fields that matter for serving. `target_modules` is None unless the file has a list of names; `chooses_modules` says
+    that not all modules of those names were trained."""
 
     rank: int
     alpha: float
@@ -77,7 +78,7 @@ class PeftConfig:
     alpha_pattern: Patterns
     target_modules: tuple[str, ...] | None
     targets_parameters: bool
-    excludes_modules: bool
+    chooses_modules: bool
     base_name: str | None
     fingerprint: str | None
     peft_version: tuple[int, ...] | None
@@ -135,7 +136,7 @@ def read_config(raw: Mapping[str, Any], *, alpha: float | None = None) -> PeftCo
         alpha_pattern=_patterns(raw, "alpha_pattern"),
         target_modules=_names(targets) if isinstance(targets, list) else None,
         targets_parameters=bool(raw.get("target_parameters")),
-        excludes_modules=bool(raw.get("exclude_modules")),
+        chooses_modules=any(raw.get(key) not in (None, [], "") for key in ("exclude_modules", "layers_to_transform")),
         base_name=_text(raw, "base_model_name_or_path"),
         fingerprint=_text(raw, "base_fingerprint"),
         peft_version=_version(raw),

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from adapters.contract import prepare
+from adapters.contract.landing import BaseMap
 from tests.adapter_folders import PREFIX, SHAPES, TEXT, TEXT_NAMES, VLM, moved, plain, read_safetensors
+from tests.exporter_layouts import MOE_VLM, SINGLE, experts_adapter
+
+SINGLE_NAMES = {f"experts.{number}.{name}" for number in range(3) for name in ("gate_proj", "up_proj", "down_proj")}
 
 pytestmark = pytest.mark.integration
 
@@ -99,3 +103,41 @@ def test_every_module_reaches_the_engine_under_its_own_name(contract, root, engi
     layers = [path for path in contract.modules if ".layers." in path]
     assert set(loaded.loras) == {path.replace(root, engine_root, 1) for path in layers}
     assert helper.vllm_lora_scaling_factor == 1
+
+
+@pytest.mark.parametrize("layout", ["stacked", "swapped", "single"])
+@pytest.mark.parametrize(
+    ("contract", "model_class", "expert_names", "roots"),
+    [
+        (SINGLE, ("qwen3_moe", "Qwen3MoeForCausalLM"), SINGLE_NAMES, ("model", "model")),
+        (
+            MOE_VLM,
+            ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
+            {"experts"},
+            ("model.language_model", "language_model.model"),
+        ),
+    ],
+    ids=["single linears", "one module"],
+)
+def test_experts_reach_the_engine_in_the_form_that_it_takes(layout, contract, model_class, expert_names, roots, tmp_path):
+    import importlib
+
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    prepare(experts_adapter(layout).write(tmp_path / "in"), contract, workdir=tmp_path / "out")
+    module, class_name = model_class
+    engine_class = getattr(importlib.import_module(f"vllm.model_executor.models.{module}"), class_name)
+    mapper = getattr(engine_class, "hf_to_vllm_mapper", None)
+    loaded = LoRAModel.from_local_checkpoint(
+        str(tmp_path / "out"),
+        {"q_proj", "k_proj", "v_proj", "o_proj"} | expert_names,
+        PEFTHelper.from_local_dir(str(tmp_path / "out"), None),
+        lora_model_id=1,
+        device="cpu",
+        weights_mapper=mapper.get_rename_mapper() if mapper else None,
+    )
+    stored = {BaseMap(contract).stored_path(path) for path in contract.modules if ".layers." in path}
+
+    assert getattr(engine_class, "is_3d_moe_weight", False) is (contract is MOE_VLM)
+    assert set(loaded.loras) == {path.replace(*roots, 1) for path in stored}
