@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
+import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import Inspection, inspect
 from tests.adapter_folders import TEXT, plain
+from tests.exporter_layouts import FUSED, SINGLE, STACKED, moe_contract
 
 FEW = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 JSON = st.recursive(
@@ -76,4 +79,51 @@ def test_any_header_is_answered(rows, data, tmp_path):
     seen = inspect(tmp_path, TEXT)
 
     assert seen.findings
+    json.dumps([finding.details() for finding in seen.findings])
+
+
+PLACES = st.sampled_from(
+    [
+        "mlp.experts",
+        "mlp.experts.base_layer",
+        "mlp.experts.gate_up_proj",
+        "mlp.experts.down_proj",
+        "mlp.experts.0.gate_proj",
+        "mlp.experts.1.up_proj",
+        "mlp.experts.2.w2",
+        "mlp.experts.7.w1",
+        "mlp.experts.0.gate_up_proj",
+        "mlp.gate_up_proj",
+        "mlp.up_proj",
+        "self_attn.qkv_proj",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+    ]
+)
+WIDTHS = st.sampled_from([1, 4, 8, 12, 16, 24, 32, 48])
+FACTORS = st.dictionaries(
+    st.tuples(st.sampled_from(["model.layers.0.", "layers.1.", "model.language_model.layers.0.", "model.layers.5."]), PLACES),
+    st.tuples(st.tuples(WIDTHS, WIDTHS), st.tuples(WIDTHS, WIDTHS)),
+    max_size=8,
+)
+BASES = {"text": TEXT, "fused": FUSED, "stacked": STACKED, "single": SINGLE, "gpt-oss": moe_contract(stacked=True, gpt_oss=True)}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    factors=FACTORS,
+    base=st.sampled_from([*BASES, None]),
+    rank=st.sampled_from([1, 4, 8]),
+    version=st.sampled_from([None, "0.18", "x"]),
+)
+def test_factors_of_any_shape_in_any_place_are_answered(factors, base, rank, version, tmp_path):
+    tensors = {}
+    for (root, place), (a, b) in factors.items():
+        tensors[f"base_model.model.{root}{place}.lora_A.weight"] = np.ones(a, np.float32)
+        tensors[f"base_model.model.{root}{place}.lora_B.weight"] = np.ones(b, np.float32)
+    folder = replace(plain(r=rank, target_modules=None, peft_version=version), tensors=tensors)
+    seen = inspect(folder.write(tmp_path), BASES.get(base))
+
+    assert seen.findings or seen.digest
     json.dumps([finding.details() for finding in seen.findings])
