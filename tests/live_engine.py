@@ -1,4 +1,4 @@
-"""A real engine in a process of its own, asked by tests: `python -m tests.live_engine QUESTION BASE ANSWER.json`.
+"""A real engine in a process of its own, asked by tests: `python -m tests.live_engine QUESTION BASE ANSWER.json ENGINE FACTS`.
 
 It is started as a replica starts it, with the worker extension, and wrapped in the product's `VllmEngine`; only Ray and HTTP
 are missing. The tests' process never imports torch.
@@ -37,11 +37,20 @@ PLACES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", 
 PROMPT = [5, 6, 7, 8]
 
 
-def ask(question: str, base: Path, engine: dict[str, Any] | None = None) -> Any:
+def ask(question: str, base: Path, engine: dict[str, Any] | None = None, **facts: Any) -> Any:
     """Starts an engine on the folder, with further engine arguments, and gives its answer to one of the questions below."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "tests.live_engine", question, str(base), str(answer), json.dumps(engine or {})]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.live_engine",
+            question,
+            str(base),
+            str(answer),
+            json.dumps(engine or {}),
+            json.dumps(facts),
+        ]
         done = subprocess.run(command, env=os.environ | PLACES, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the engine did not answer:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -120,6 +129,18 @@ async def haunt(engine: Any, client: Any) -> dict[str, Any]:
         }
 
 
+async def score(engine: Any, client: Any, prompt: list[int], adapters: dict[str, str]) -> dict[str, Any]:
+    """The log probabilities of a prompt's tokens but the first, and how much landed, by adapter; `base` has no adapter."""
+    found: dict[str, Any] = {"base": {"logprobs": await _scores(client, prompt, None)}}
+    for int_id, (name, folder) in enumerate(adapters.items(), start=1_000):
+        ref = AdapterRef("toy", name, 1)
+        await engine.add(ref, int_id, LocalAdapter("", Path(folder), 0))
+        request = engine._models.lora_requests[str(ref)]
+        found[name] = {"logprobs": await _scores(client, prompt, request), "landed": await engine.landed(int_id)}
+        await engine.remove(ref, int_id)
+    return found
+
+
 def write_adapter(folder: Path, contract: BaseContract, *, rank: int, seed: int, says: int | None = None) -> None:
     """An adapter with large random weights on all modules; its config names the rank `says`."""
     import numpy
@@ -161,11 +182,20 @@ async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
     return list(last.outputs[0].token_ids)
 
 
-async def main(question: str, base: Path, options: dict[str, Any]) -> Any:
+async def _scores(client: Any, prompt: list[int], request: Any) -> list[float]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
+    answers = client.generate({"prompt_token_ids": prompt}, sampling, os.urandom(8).hex(), lora_request=request)
+    last = [answer async for answer in answers][-1]
+    return [row[token].logprob for token, row in zip(prompt[1:], last.prompt_logprobs[1:], strict=True)]
+
+
+async def main(question: str, base: Path, options: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:
     async with started(base, options) as (engine, client):
-        return await {"describe": describe, "haunt": haunt}[question](engine, client)
+        return await {"describe": describe, "haunt": haunt, "score": score}[question](engine, client, **(facts or {}))
 
 
 if __name__ == "__main__":
-    found = asyncio.run(main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[4])))
+    found = asyncio.run(main(sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[4:])))
     Path(sys.argv[3]).write_text(json.dumps(found))

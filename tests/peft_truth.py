@@ -1,4 +1,4 @@
-"""What PEFT itself answers: `python -m tests.peft_truth BASE OUT` makes adapters of the kinds below on a base and writes
+"""What PEFT itself answers: `python -m tests.peft_truth BASE OUT KINDS SPREAD` makes adapters of some kinds on a base and writes
 `OUT/<kind>` folders and `OUT/truth.json`: log probabilities of a fixed prompt, by transformers and PEFT in float32.
 
 It runs apart from the tests' process, which never imports torch.
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import Qwen3VLForConditionalGeneration
 
 PROMPT = [300 + 37 * place % 1500 for place in range(24)]
 TEXT = r".*language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj"
 
 # Each says in its own way that modules are scaled differently; none has a rank over 16.
-KINDS: dict[str, dict[str, Any]] = {
+SCALES: dict[str, dict[str, Any]] = {
     "uniform": {"r": 8, "lora_alpha": 16, "target_modules": TEXT},
     "alpha-pattern": {"r": 8, "lora_alpha": 8, "target_modules": TEXT, "alpha_pattern": {"o_proj": 64, r"layers\.1\..*": 2}},
     "rank-pattern": {"r": 4, "lora_alpha": 16, "target_modules": TEXT, "rank_pattern": {"q_proj": 16, r"0\.mlp\.up_proj": 2}},
@@ -44,6 +44,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+BOTH_WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+EXPERTS: dict[str, dict[str, Any]] = {
+    "experts": {"r": 2, "lora_alpha": 8, "target_modules": [], "target_parameters": BOTH_WEIGHTS},
+    "experts-and-attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"], "target_parameters": BOTH_WEIGHTS},
+    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]},
+}
+KINDS = {"scales": SCALES, "experts": EXPERTS}
+
+
 def logprobs(model: Any) -> list[float]:
     """The log probability of each token of the prompt but the first."""
     tokens = torch.tensor([PROMPT])
@@ -52,23 +61,25 @@ def logprobs(model: Any) -> list[float]:
     return scores[0, :-1].gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
 
-def make(base: Path, out: Path) -> None:
+def make(base: Path, out: Path, kinds: dict[str, dict[str, Any]], spread: float) -> None:
+    """`spread` is the standard deviation of B: a base of large weights is moved by small deltas."""
     truth = {"prompt": PROMPT, "base": logprobs(load(base)), "kinds": {}}
-    for seed, (kind, config) in enumerate(KINDS.items()):
+    for seed, (kind, config) in enumerate(kinds.items()):
         torch.manual_seed(seed)
         model = get_peft_model(load(base), LoraConfig(task_type="CAUSAL_LM", **config))
         with torch.no_grad():
             for name, factor in model.named_parameters():
                 if ".lora_B." in name:
-                    factor.normal_(0, 0.05)
+                    factor.normal_(0, spread)
         model.save_pretrained(out / kind)
         truth["kinds"][kind] = logprobs(model.eval())
     (out / "truth.json").write_text(json.dumps(truth))
 
 
 def load(base: Path) -> Any:
-    return Qwen3VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32).eval()
+    architecture = json.loads((base / "config.json").read_text())["architectures"][0]
+    return getattr(transformers, architecture).from_pretrained(base, dtype=torch.float32).eval()
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]), KINDS[sys.argv[3]], float(sys.argv[4]))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from adapters.contract import PublishOptions, prepare
+from adapters.registry import codec
 from tests.live_engine import ask
 
 TOWER = {"enable_tower_connector_lora": True}
@@ -72,6 +74,34 @@ def test_a_base_is_described_as_its_engine_takes_it(toy, described, name, engine
     assert live["contract"]["serves_vision"] == (engine.get("enable_tower_connector_lora") is True)
     assert live["landed"] == live["parsed"], "the engine's reader leads canonical keys to other modules"
     assert live["count"] == len(live["contract"]["modules"]), "an adapter on all modules does not fill them all"
+
+
+# float32 on both sides: some 1e-6 of small logits. The adapters below move log probabilities by 0.3 and more.
+SAME_NUMBERS = 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss"])
+def test_adapters_of_experts_answer_as_peft_itself(toy, described, tmp_path, name):
+    """PEFT keeps all experts of a layer in one pair of matrices; each engine wants another form of them."""
+    base = toy(name)
+    run("-m", "tests.peft_truth", str(base), str(tmp_path), "experts", "0.3")
+    truth = json.loads((tmp_path / "truth.json").read_text())
+    contract = codec.decode_contract(json.dumps(described(base, {})).encode())
+    made = {
+        kind: prepare(tmp_path / kind, contract, PublishOptions(keep_dtype=True), workdir=tmp_path / "canonical" / kind)
+        for kind in truth["kinds"]
+    }
+    folders = {kind: str(tmp_path / "canonical" / kind) for kind in made}
+    scored = ask("score", base, prompt=truth["prompt"], adapters=folders)
+    assert distance(scored["base"]["logprobs"], truth["base"]) < SAME_NUMBERS
+    for kind, peft in truth["kinds"].items():
+        assert distance(peft, truth["base"]) > 100 * SAME_NUMBERS, "too weak to prove anything"
+        assert distance(scored[kind]["logprobs"], peft) < SAME_NUMBERS, kind
+        assert scored[kind]["landed"] == made[kind].num_modules
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def test_a_vision_tower_without_lora_is_not_described(toy, described):

@@ -30,7 +30,8 @@ ROUNDED_ONCE = 0.03
 def truth(demo_base: Path, tmp_path_factory) -> dict:
     """Log probabilities of a fixed prompt by transformers and PEFT; the adapters lie in folders under `folder`."""
     folder = tmp_path_factory.mktemp("peft")
-    subprocess.run([sys.executable, "-m", "tests.peft_truth", str(demo_base), str(folder)], check=True, capture_output=True)
+    command = [sys.executable, "-m", "tests.peft_truth", str(demo_base), str(folder), "scales", "0.05"]
+    subprocess.run(command, check=True, capture_output=True)
     return json.loads((folder / "truth.json").read_text()) | {"folder": folder}
 
 
