@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import ValidationError
 
-from adapters.adoption.layouts import SHARD, folders_of
+from adapters.adoption.layouts import folders_of, shards_of
 from adapters.contract import PublishOptions
-from adapters.contract.adapter_folder import INDEX_FILE
+from adapters.contract.adapter_folder import INDEX_FILE, MAX_INDEX_BYTES
 from adapters.contract.refusals import refusal
 from adapters.errors import InvalidRequest, ModelNotFound, StoreMissing, VersionConflict
 from adapters.names import AdapterRef, check_adapter_name, check_alias, check_base_id
@@ -26,7 +26,7 @@ from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By
 
 READ_BYTES = 8 * 2**20
 READS_AT_ONCE = 4
-SMALL_BYTES = 2**20  # of other files: what is larger comes as an empty shape, since only its name counts
+SMALL_BYTES = 2**20  # of other files: what is larger comes as an empty shape
 MAX_FILES = 200
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
@@ -144,43 +144,43 @@ async def _files(source: Store, prefix: str) -> tuple[Listed, ...]:
     found = next((folder.files for folder in folders_of(rows, prefix) if folder.prefix == prefix), None)
     if found is None:
         raise ModelNotFound("no adapter lies there", param="source", hint=f"`{CONFIG_FILE}` and `{WEIGHTS_FILE}` are looked for")
-    return found[:MAX_FILES] if len(found) <= MAX_FILES else tuple(row for row in found if _is_wanted(row))
+    return found
 
 
 def _name(row: Listed) -> str:
     return row.key.rpartition("/")[2]
 
 
-def _is_weights(row: Listed) -> bool:
-    return _name(row) == WEIGHTS_FILE or SHARD.fullmatch(_name(row)) is not None
-
-
-def _is_wanted(row: Listed) -> bool:
-    return _name(row) in (CONFIG_FILE, INDEX_FILE) or _is_weights(row)
+def _weights(files: tuple[Listed, ...]) -> set[str]:
+    names = {_name(row) for row in files}
+    return {WEIGHTS_FILE} & names or set(shards_of(names))
 
 
 def _check_size(files: tuple[Listed, ...], max_bytes: int) -> None:
     """Before the download what the contract says after it."""
-    size = sum(row.size_bytes for row in files if _is_weights(row))
+    weights = _weights(files)
+    size = sum(row.size_bytes for row in files if _name(row) in weights)
     if size > max_bytes:
         raise refusal("too_large", f"the weights have {size} bytes; at most {max_bytes} are taken", limit=max_bytes, value=size)
 
 
 async def _download(source: Store, files: tuple[Listed, ...], folder: Path) -> None:
-    for row in files:
-        if not _SAFE_NAME.fullmatch(_name(row)):
-            continue
+    """The adapter's files whole. Of others the beginning: the contract looks at their names, and at headers of safetensors."""
+    weights = _weights(files)
+    small = [row for row in files if _name(row) not in weights and _SAFE_NAME.fullmatch(_name(row))][:MAX_FILES]
+    for row in (*(row for row in files if _name(row) in weights), *small):
         path = folder / _name(row)
+        most = row.size_bytes if _name(row) in weights else MAX_INDEX_BYTES if _name(row) == INDEX_FILE else SMALL_BYTES
         await asyncio.to_thread(_make, path, row.size_bytes)
-        if _is_wanted(row) or row.size_bytes <= SMALL_BYTES:
-            await _fill(source, row, path)
+        if row.size_bytes <= most or path.suffix == ".safetensors":
+            await _fill(source, row, path, min(most, row.size_bytes))
 
 
-async def _fill(source: Store, row: Listed, path: Path) -> None:
+async def _fill(source: Store, row: Listed, path: Path, size_bytes: int) -> None:
     gate = asyncio.Semaphore(READS_AT_ONCE)
 
     async def part(start: int) -> None:
-        length = min(READ_BYTES, row.size_bytes - start)
+        length = min(READ_BYTES, size_bytes - start)
         async with gate:
             data = await source.get_range(row.key, start, length)
             if len(data) != length:
@@ -188,7 +188,7 @@ async def _fill(source: Store, row: Listed, path: Path) -> None:
             await asyncio.to_thread(_write_at, path, data, start)
 
     try:
-        await asyncio.gather(*(part(start) for start in range(0, row.size_bytes, READ_BYTES)))
+        await asyncio.gather(*(part(start) for start in range(0, size_bytes, READ_BYTES)))
     except StoreMissing:
         raise _changed() from None
 

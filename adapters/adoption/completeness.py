@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from adapters.adoption.layouts import SHARD, Folder
+from adapters.adoption.layouts import Folder, are_all_there, shards_of
 from adapters.contract.adapter_folder import INDEX_FILE, MAX_CONFIG_BYTES, MAX_INDEX_BYTES
 from adapters.contract.safetensors_file import MAX_HEADER_BYTES
 from adapters.store import Listed, Store
@@ -22,28 +22,34 @@ async def missing_part(source: Store, folder: Folder) -> str | None:
     names = folder.names
     if CONFIG_FILE not in names:
         return "no_config"
-    shards = {name for name in names if SHARD.fullmatch(name)}
+    shards = shards_of(names)
     if WEIGHTS_FILE not in names and not shards:
         return "missing_shards" if INDEX_FILE in names else "no_weights"
     if WEIGHTS_FILE not in names and not await _all_shards(source, names, shards):
         return "missing_shards"
     if await _object(source, names[CONFIG_FILE], MAX_CONFIG_BYTES) is None:
         return "config_cut_off"
-    for name in sorted(shards | ({WEIGHTS_FILE} & names.keys())):
+    for name in [WEIGHTS_FILE] if WEIGHTS_FILE in names else shards:
         if (reason := await _weights_fault(source, names[name])) is not None:
             return reason
     return None
 
 
-async def _all_shards(source: Store, names: Mapping[str, Listed], shards: set[str]) -> bool:
-    totals = {int(SHARD.fullmatch(name)[2]) for name in shards}  # type: ignore[index]
-    if totals != {len(shards)}:
+async def _all_shards(source: Store, names: Mapping[str, Listed], shards: Collection[str]) -> bool:
+    if not are_all_there(shards):
         return False
     if INDEX_FILE not in names:
         return True
     index = await _object(source, names[INDEX_FILE], MAX_INDEX_BYTES)
-    named = index.get("weight_map") if index else None
-    return isinstance(named, dict) and {str(name) for name in named.values()} <= shards
+    named = index.get("weight_map", {}) if index is not None else None
+    if not isinstance(named, dict):
+        return False
+    # trainers rename the shards and leave the model's names in the index
+    return {_plain(str(name)) for name in named.values()} <= {_plain(name) for name in shards}
+
+
+def _plain(shard: str) -> str:
+    return shard.removeprefix("adapter_")
 
 
 async def _object(source: Store, row: Listed, max_bytes: int) -> dict[str, Any] | None:

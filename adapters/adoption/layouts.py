@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from adapters.contract.adapter_folder import INDEX_FILE
@@ -18,7 +18,7 @@ from adapters.types import CONFIG_FILE, WEIGHTS_FILE
 UNNAMED = "adapter"
 MAX_SEGMENT_CHARS = 63
 
-SHARD = re.compile(r"adapter_model-(\d{5})-of-(\d{5})\.safetensors")
+_SHARD = re.compile(r"(adapter_)?model-(\d+)-of-(\d+)\.safetensors")
 _PICKLE = "adapter_model.bin"
 _STEP = re.compile(r"(?:global_step_|checkpoint-|step[_-]?|iter_)(\d{1,12})")
 _BELOW_A_STEP = frozenset({"policy", "actor", "lora_adapter"})  # what trainers put between a step and its adapter
@@ -68,7 +68,20 @@ def _key(row: Listed) -> str:
 
 def _is_adapter(files: Iterable[Listed]) -> bool:
     names = {row.key.rpartition("/")[2] for row in files}
-    return bool(names & {CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, _PICKLE}) or any(SHARD.fullmatch(name) for name in names)
+    return bool(names & {CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE, _PICKLE}) or bool(shards_of(names))
+
+
+def shards_of(names: Collection[str]) -> list[str]:
+    """The shards of an adapter; those that bear a model's name only beside an adapter's index."""
+    shards = sorted(name for name in names if _SHARD.fullmatch(name))
+    own = [name for name in shards if name.startswith("adapter_")]
+    return own or (shards if INDEX_FILE in names else [])
+
+
+def are_all_there(shards: Collection[str]) -> bool:
+    """Whether the numbers in the names are those of one whole set."""
+    numbers = {(int(match[2]), int(match[3])) for name in shards if (match := _SHARD.fullmatch(name))}
+    return numbers == {(number, len(shards)) for number in range(1, len(shards) + 1)}
 
 
 def _is_seen(folder: str, prefix: str) -> bool:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from adapters import errors
@@ -20,7 +21,7 @@ from adapters.registry import Registry, layout
 from adapters.registry.collection import RetentionPolicy, plan_for, run
 from adapters.settings import DropSettings, RegistrySettings
 from adapters.store import Listed
-from tests.adapter_folders import TEXT, AdapterFolder, plain
+from tests.adapter_folders import TEXT, AdapterFolder, plain, safetensors_bytes
 from tests.fake_store import FakeStore
 
 BASE = TEXT.base
@@ -199,6 +200,18 @@ class TestCompleteness:
             "more/": "missing_shards",
         }
 
+    async def test_of_shards_that_kept_the_models_name(self, source: FakeStore, tmp_path: Path) -> None:
+        files = files_of(AdapterFolder(plain().config, plain().tensors, shards=2), tmp_path)
+        index = "adapter_model.safetensors.index.json"
+        renamed = {name if name in (CONFIG, index) else name.removeprefix("adapter_"): data for name, data in files.items()}
+        await put(source, "files/", renamed)
+        await put(source, "index/", {**files, index: files[index].replace(b"adapter_model-", b"model-")})
+        await put(source, "half/", {name: data for name, data in renamed.items() if "00001-of" not in name})
+        await put(source, "base/", {"model-00001-of-00001.safetensors": b"x"})
+        assert await reasons(source) == {"files/": None, "index/": None, "half/": "missing_shards"}
+        done = await adopt(Registry(FakeStore()), source, Adoption(BASE, "maze", "files/"))
+        assert done.created
+
     async def test_of_a_pointer(self, source: FakeStore, tmp_path: Path) -> None:
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
         await put(source, "a/", {**files_of(plain(), tmp_path), WEIGHTS: pointer})
@@ -281,6 +294,16 @@ class TestAdopting:
         with pytest.raises(errors.AdapterRefused) as caught:
             await adopt(registry, source, Adoption(BASE, "maze", "a/"))
         assert caught.value.reason == "extra_weights"
+
+    async def test_another_tools_weights_are_known_by_their_header(
+        self, registry: Registry, source: FakeStore, tmp_path: Path
+    ) -> None:
+        foreign = {"lora_unet_x.lora_down.weight": np.zeros((600, 1000), np.float32)}
+        data = safetensors_bytes(foreign, dict.fromkeys(foreign, "F32"))
+        await put(source, "a/", {CONFIG: files_of(plain(), tmp_path)[CONFIG], "kohya.safetensors": data})
+        with pytest.raises(errors.AdapterRefused) as caught:
+            await adopt(registry, source, Adoption(BASE, "maze", "a/"))
+        assert caught.value.reason == "foreign_format"
 
     def test_a_source_is_reached_as_the_registry_is(self) -> None:
         registry = RegistrySettings(url="s3://b/registry", endpoint="http://e", access_key_id="k", secret_access_key="s")
