@@ -59,9 +59,11 @@ def list_adapters(
     fitting = filters.ordered((entry for entry in there if wanted.lets_pass(entry, now)), sort, now)
     entries = fitting[:limit]
     tiers = answering(gateway, config, as_json) if not quiet else None
-    rows = [shapes.adapter_data(entry) | _tier_data(entry, tiers) for entry in entries]
-    show(as_json, {"adapters": rows, "total": len(fitting)}, *_listed(entries, there, words, now, tiers, quiet))
-    if len(entries) < len(fitting) and not (quiet or as_json):
+    if as_json:
+        rows = [shapes.adapter_data(entry) | _tier_data(entry, tiers) for entry in entries]
+        return show(True, {"adapters": rows, "total": len(fitting)})
+    show(False, None, *_listed(entries, there, words, now, tiers, quiet))
+    if len(entries) < len(fitting) and not quiet:
         show(False, None, f"{len(entries)} of {len(fitting)}; --limit shows more")
 
 
