@@ -51,7 +51,7 @@ def arrange(pairs: Iterable[Pair], config: PeftConfig, base: BaseMap | None) -> 
             work.split_fused(pair)
         elif pair.module in base.parts:
             parts.setdefault(base.parts[pair.module][0], []).append(pair)
-        elif group is None or pair.module in group.single.values():
+        elif group is None or (group.single and pair.module in base.modules):
             work.plain(pair)
         elif pair.module.rpartition(".")[0].endswith(".experts") or pair.module.endswith(".experts"):
             stacks.setdefault(group.experts, []).append(pair)

@@ -72,5 +72,7 @@ def refusal(code: str, message: str, *, limit: Any = None, value: Any = None, hi
 
 def shown(text: object, most: int = 120) -> str:
     """Foreign text as it may stand in a message: printable, at most `most` characters."""
-    clean = "".join(char if char.isprintable() else "?" for char in str(text))
+    clean = str(text)
+    if not clean.isprintable():
+        clean = "".join(char if char.isprintable() else "?" for char in clean)
     return clean if len(clean) <= most else clean[: most - 3] + "..."
