@@ -28,7 +28,7 @@ class Gateway:
     """One gateway by its address. Methods raise EngineUnavailable while it doesn't answer, else what it says."""
 
     def __init__(self, url: str, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        self.url = url.rstrip("/")
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout_s = timeout_s
         # a proxy of the environment can't reach this machine's own loopback
         proxies = urllib.request.ProxyHandler({} if urlsplit(self.url).hostname in LOOPBACK else None)

@@ -16,7 +16,7 @@ from adapters.cli.options import AsJson, Base, Config, Gateway, Name, Quiet
 from adapters.cli.output import Line, show, size, table
 from adapters.cli.program import VERSIONS, app
 from adapters.cli.shares import percentages, shown, weights_of
-from adapters.cli.work import find_name, read_view, run, usage
+from adapters.cli.work import find_name, find_ref, read_view, run, usage
 from adapters.names import PRODUCTION, AdapterRef
 from adapters.registry import aliases
 from adapters.types import AdapterEntry, Head, HistoryRow, Manifest
@@ -129,9 +129,12 @@ def show_adapter(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one adapter: versions, aliases with their weights, metrics, tags, who moved what."""
+    """Show one adapter, or with `@` one version: aliases with weights, metrics, tags, who moved what."""
 
     async def work(registry: Any) -> tuple[Head, list[Manifest]]:
+        if "@" in name:
+            ref = await find_ref(registry, name, base)
+            return await registry.head(ref.base, ref.name), [await registry.manifest(ref)]
         where = await find_name(registry, name, base)
         head = await registry.head(where.base, where.adapter)
         return head, await _manifests(registry, head)

@@ -19,6 +19,10 @@ err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 Line = str | Text
 
+# Messages, tags and answers are other people's words: nothing in them may steer the terminal of who reads them.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_IN_A_CELL = {**_CONTROLS, ord("\n"): " ", ord("\t"): " "}
+
 
 def show(as_json: bool, value: Any, *lines: Line | None) -> None:
     """The value as one line of JSON, or the lines; None is no line."""
@@ -27,9 +31,16 @@ def show(as_json: bool, value: Any, *lines: Line | None) -> None:
         return
     for line in lines:
         if isinstance(line, str | Text) and not out.is_terminal:  # ten thousand rows, and nobody to see colours
-            sys.stdout.write(f"{line}\n")
+            sys.stdout.write(f"{visible(str(line))}\n")
+        elif isinstance(line, str | Text):
+            out.print(_visible(line))
         elif line is not None:
             out.print(line)
+
+
+def visible(text: str) -> str:
+    """The text with control characters but line ends and tabs made harmless."""
+    return text.translate(_CONTROLS)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Line]]) -> list[Text]:
@@ -42,7 +53,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Line]]) -> list[Text]:
 
 
 def warn(text: str) -> None:
-    err.print(Text.assemble(("warning", "yellow"), f": {text}"))
+    err.print(_visible(Text.assemble(("warning", "yellow"), f": {text}")))
 
 
 def fail(error: LoraMuxError, as_json: bool = False) -> NoReturn:
@@ -51,12 +62,12 @@ def fail(error: LoraMuxError, as_json: bool = False) -> NoReturn:
         sys.stderr.write(json.dumps({"error": as_data(error)}, default=str) + "\n")
         sys.exit(1)
     reason = f" ({error.reason})" if error.reason else ""
-    err.print(Text.assemble((f"{error.code}{reason}", "red"), f": {error.message}"))
+    err.print(_visible(Text.assemble((f"{error.code}{reason}", "red"), f": {error.message}")))
     if error.limit is not None or error.value is not None:
         parts = [f"{name} {value}" for name, value in (("value", error.value), ("limit", error.limit)) if value is not None]
-        err.print(f"  {', '.join(parts)}")
+        err.print(_visible(f"  {', '.join(parts)}"))
     if error.hint:
-        err.print(f"  {error.hint}")
+        err.print(_visible(f"  {error.hint}"))
     sys.exit(1)
 
 
@@ -118,7 +129,7 @@ def is_terminal() -> bool:
 
 def _plain_table(header: Sequence[str], rows: Iterable[Sequence[Line]]) -> list[str]:
     """The same without colours, which takes a fifth of the time: lists may be long."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[str(cell).translate(_IN_A_CELL) for cell in row] for row in (header, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -127,7 +138,13 @@ def _plain_table(header: Sequence[str], rows: Iterable[Sequence[Line]]) -> list[
 
 
 def _text(cell: Line) -> Text:
-    return cell if isinstance(cell, Text) else Text(cell)
+    return _visible(cell, _IN_A_CELL)
+
+
+def _visible(line: Line, mapping: dict[int, str] = _CONTROLS) -> Text:
+    text = line.copy() if isinstance(line, Text) else Text(line)
+    text.plain = text.plain.translate(mapping)  # as long as before, so that the colours stay in their places
+    return text
 
 
 def _aligned(cells: Sequence[Text], widths: Sequence[int]) -> Text:

@@ -137,7 +137,7 @@ async def _publish(registry: Any, wish: Wish, options: Any, config: Path | None,
     head = await registry.head(ref.base, ref.name)
     if wish.promote:
         before, head = head, await registry.promote(ref.base, ref.name, wish.promote, ref.version, caller)
-        await tell(config, head, before.revision)
+        await tell(config, before, head)
     return published, head.revision
 
 

@@ -19,18 +19,21 @@ def changing(config: Path | None, change: Change, as_json: bool = False) -> tupl
 
     async def work(registry: Any) -> tuple[Head, Head]:
         before, head = await change(registry)
-        await tell(config, head, before.revision)
+        await tell(config, before, head)
         return before, head
 
     return run(config, work, as_json)
 
 
-async def tell(config: Path | None, head: Head, before_revision: int) -> None:
+async def tell(config: Path | None, before: Head, head: Head) -> None:
+    """Tells of the newest row of the history, if it came since; a tag, say, makes a new revision but no row."""
+    if head.history[-1:] == before.history[-1:]:
+        return
     from adapters.settings import read_webhook_settings
     from adapters.webhook import notify
 
     try:
-        delivery = await notify(read_webhook_settings(config), head, before_revision)
+        delivery = await notify(read_webhook_settings(config), head, before.revision)
     except LoraMuxError as error:
         warn(f"the webhook was not told: {error}")
         return

@@ -16,7 +16,7 @@ from adapters.cli.completion import complete_ref
 from adapters.cli.gateway import Gateway as Door
 from adapters.cli.gateway import find_gateway, tiers
 from adapters.cli.options import AsJson, Config, Gateway, Quiet
-from adapters.cli.output import err, fail, out, show, size, spinner, table, warn
+from adapters.cli.output import err, fail, out, show, size, spinner, table, visible, warn
 from adapters.cli.program import TRY, app
 from adapters.errors import LoraMuxError
 from adapters.names import AdapterRef
@@ -89,7 +89,7 @@ def chat(
     except LoraMuxError as error:
         fail(error, as_json)
     if len(answers) == 1:
-        _ask(door, answers[0], body, None if as_json else lambda text: out.print(text, end=""))
+        _ask(door, answers[0], body, None if as_json else lambda text: out.print(visible(text), end=""))
         if not as_json:
             out.print()
     else:
@@ -148,7 +148,7 @@ def _ask_both(door: Door, answers: list[Answer], body: dict[str, Any], as_json: 
     for thread in threads:
         thread.join()
     for answer in answers if not as_json else ():
-        out.print(f"== {answer.ref or answer.model}\n{answer.text}\n")
+        out.print(f"== {answer.ref or answer.model}\n{visible(answer.text)}\n")
 
 
 def _columns(answers: list[Answer], threads: list[threading.Thread]) -> None:
@@ -160,7 +160,7 @@ def _columns(answers: list[Answer], threads: list[threading.Thread]) -> None:
         columns = Table(*(answer.ref or answer.model for answer in answers), box=box.SIMPLE_HEAD, expand=True)
         for column in columns.columns:
             column.ratio = 1
-        columns.add_row(*(Text(answer.text) for answer in answers))
+        columns.add_row(*(Text(visible(answer.text)) for answer in answers))
         return columns
 
     with Live(drawn(), console=out, refresh_per_second=12) as live:

@@ -195,9 +195,9 @@ def adopt(
             )
             rows.append(_candidate_data(candidate, adoption.name))
             if candidate.is_ready and not dry_run:
-                before = await _revision(registry, adoption)
+                before = await _head(registry, adoption)
                 rows[-1] |= await _adopted(registry, where, adoption, adopt, not as_json)
-                await _tell_of(registry, adoption, before, config)
+                await tell(config, before, await _head(registry, adoption))
         return rows
 
     rows = run(config, work, as_json)
@@ -236,15 +236,9 @@ async def _adopted(registry: Any, where: Any, adoption: Any, adopt: Any, bar: bo
     return {"ref": str(published.ref), "created": published.created}
 
 
-async def _revision(registry: Any, adoption: Any) -> int:
+async def _head(registry: Any, adoption: Any) -> Any:
     head, _ = await registry.truth.head(adoption.base, adoption.name)
-    return head.revision
-
-
-async def _tell_of(registry: Any, adoption: Any, before_revision: int, config: Path | None) -> None:
-    head, _ = await registry.truth.head(adoption.base, adoption.name)
-    if adoption.promote and head.history and head.history[-1].alias == adoption.promote:
-        await tell(config, head, before_revision)
+    return head
 
 
 def _adoption_lines(rows: list[dict[str, Any]], dry_run: bool) -> list[Line]:

@@ -168,6 +168,22 @@ def test_an_empty_registry_names_the_first_command(author: Author):
     assert "next: loramux publish" in author.run("list")
 
 
+def test_show_takes_one_version(parrot: Author):
+    assert [version["version"] for version in parrot.json("show", "parrot@2")["versions"]] == [2]
+    assert [version["version"] for version in parrot.json("show", "parrot@production")["versions"]] == [1]
+
+
+def test_other_people_s_words_don_t_steer_the_terminal(parrot: Author):
+    parrot.run("promote", "parrot", "2", "-m", "red \x1b[31m alert\nand a second line", "--alias", "canary")
+    parrot.run("tag", "parrot@2", "colour=\x1b]0;title\x07")
+    for command in ("show", "history", "rollout"):
+        said = parrot.run(command, "parrot")
+        assert "\x1b" not in said
+        assert "\x07" not in said
+    assert "red \ufffd[31m alert and a second line" in parrot.run("history", "parrot")
+    assert "\x1b" in parrot.json("history", "parrot")["history"][0]["message"]
+
+
 def test_the_base_may_be_left_out_where_one_has_the_adapter(parrot: Author, folders: list[str]):
     parrot.put_base(adapter_folders.contract_of("model"))
     other = adapter_folders.contract_of("model")
