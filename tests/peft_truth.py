@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
 PROMPT = [300 + 37 * place % 1500 for place in range(24)]
 TEXT = r".*language_model\.layers\.\d+\.(self_attn|mlp)\.[a-z]+_proj"
@@ -62,7 +62,10 @@ def logprobs(model: Any) -> list[float]:
 
 
 def make(base: Path, out: Path, kinds: dict[str, dict[str, Any]], spread: float) -> None:
-    """`spread` is the standard deviation of B: a base of large weights is moved by small deltas."""
+    """`spread` is the standard deviation of B: a base of large weights is moved by small deltas.
+
+    The truth is what PEFT reads back: it saves patterns in alphabetical order, and the first one that matches counts.
+    """
     truth = {"prompt": PROMPT, "base": logprobs(load(base)), "kinds": {}}
     for seed, (kind, config) in enumerate(kinds.items()):
         torch.manual_seed(seed)
@@ -72,7 +75,7 @@ def make(base: Path, out: Path, kinds: dict[str, dict[str, Any]], spread: float)
                 if ".lora_B." in name:
                     factor.normal_(0, spread)
         model.save_pretrained(out / kind)
-        truth["kinds"][kind] = logprobs(model.eval())
+        truth["kinds"][kind] = logprobs(PeftModel.from_pretrained(load(base), out / kind).eval())
     (out / "truth.json").write_text(json.dumps(truth))
 
 
