@@ -143,6 +143,15 @@ STALL_IN_BODY = Answer(how="stall_in_body")
 CORRUPT_BODY = Answer(how="corrupt_body")
 
 
+PATIENT_S = 30.0
+IMPATIENT_S = 1.0
+
+
+def patience_s(answer: Answer) -> float:
+    """How long a client should wait for answers: a busy machine is no trouble of the store's, silence is."""
+    return IMPATIENT_S if answer.how in ("silent", "stall_in_body") else PATIENT_S
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One request: its method (a listing is `LIST`, a multi-object delete of one key `DELETE`) and its key without the prefix."""
@@ -208,14 +217,14 @@ class StubS3:
         self._loop.close()
 
     def settings(self, **others: object) -> StoreSettings:
-        """Store settings for this server with quick limits; `others` override single fields."""
+        """Store settings for this server, without retries; `others` override single fields."""
         return StoreSettings.model_validate(
             {
                 "url": f"s3://{BUCKET}/{PREFIX}",
                 "endpoint": f"http://127.0.0.1:{self.port}",
                 "access_key_id": "a",
                 "secret_access_key": "b",
-                "request_timeout_s": 1.0,
+                "request_timeout_s": PATIENT_S,
                 "retry_timeout_s": 0,
                 **others,
             }

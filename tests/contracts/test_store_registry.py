@@ -13,7 +13,7 @@ from adapters.store import open_store
 from adapters.types import By
 from tests import stub_s3
 from tests.prepared import prepared
-from tests.stub_s3 import Answer, StubS3
+from tests.stub_s3 import Answer, StubS3, patience_s
 
 BASE, NAME = "demo", "maze"
 
@@ -33,8 +33,9 @@ def stub() -> Iterator[StubS3]:
 
 
 @pytest.fixture
-def registry(stub: StubS3) -> Registry:
-    return Registry(open_store(stub.settings(request_timeout_s=0.3, retry_timeout_s=5)))
+def registry(stub: StubS3, request: pytest.FixtureRequest) -> Registry:
+    answer = request.node.callspec.params.get("answer", Answer())
+    return Registry(open_store(stub.settings(request_timeout_s=patience_s(answer), retry_timeout_s=20)))
 
 
 async def versions(registry: Registry) -> tuple[list[int], list[int]]:

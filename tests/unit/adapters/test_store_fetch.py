@@ -41,7 +41,7 @@ def meter() -> RecordedMeter:
 
 @pytest.fixture
 async def cache(stub: StubS3, tmp_path: Path, meter: RecordedMeter) -> AsyncIterator[AdapterCache]:
-    store = open_store(stub.settings(retry_timeout_s=5))
+    store = open_store(stub.settings(retry_timeout_s=20))
     cache = AdapterCache(store, CacheSettings(dir=tmp_path, range_bytes=RANGE, fetch_concurrency=3), meter)
     yield cache
     await cache.close()

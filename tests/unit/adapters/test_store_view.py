@@ -15,7 +15,7 @@ from adapters.registry.view import RegistryView
 from adapters.store import open_store
 from tests import stub_s3
 from tests.prepared import prepared
-from tests.stub_s3 import Answer, StubS3
+from tests.stub_s3 import Answer, StubS3, patience_s
 
 BASE = "demo"
 
@@ -47,9 +47,9 @@ def stub(server: StubS3) -> Iterator[StubS3]:
 
 
 @pytest.fixture
-async def registry(stub: StubS3) -> Registry:
+async def registry(stub: StubS3, answer: Answer) -> Registry:
     """Two adapters with a production version each, in different shards."""
-    registry = Registry(open_store(stub.settings(request_timeout_s=0.2)))
+    registry = Registry(open_store(stub.settings(request_timeout_s=patience_s(answer))))
     for name in ("maze", "parrot"):
         await registry.publish(BASE, name, prepared(name))
     return registry
@@ -67,7 +67,7 @@ def version_of(view: RegistryView, name: str) -> int:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -104,7 +104,7 @@ async def test_polling_survives_and_the_age_grows(
     stub.heal()
     await registry.publish(BASE, "maze", prepared("new"))
     await until(lambda: version_of(view, "maze") == 2)
-    assert view.age_s < 1
+    assert view.error_reason is None
     polling.cancel()
 
 

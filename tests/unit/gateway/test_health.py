@@ -97,13 +97,13 @@ def _client(app):
 
 
 async def _until(http, holds) -> dict:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds(body := (await http.get("/readyz")).json()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return body
 
 
 async def _until_true(holds) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
