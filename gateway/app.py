@@ -101,6 +101,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        generate_unique_id_function=lambda route: route.name,
         lifespan=_lifespan(parts, sweep_interval_s, on_loaded),
     )
     app.state.parts = parts

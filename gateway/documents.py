@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -33,6 +33,16 @@ ANSWER_HEADERS = {
     "x-loramux-sticky": "`key` or `none`, where the alias shares its traffic.",
     "server-timing": "Stages in ms.",
 }
+
+
+MODEL_PATTERN = (
+    r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}"
+    r"(:([a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}(@([1-9][0-9]{0,8}|[a-z][a-z0-9-]{0,31}))?)?$"
+)
+ModelId = Annotated[
+    str,
+    Field(description="`base`, `base:name`, `base:name@7` or `base:name@alias`.", json_schema_extra={"pattern": MODEL_PATTERN}),
+]
 
 
 class Problem(BaseModel):
@@ -67,8 +77,8 @@ class ModelRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: str = Field(min_length=1, description="`base`, `base:name`, `base:name@7` or `base:name@alias`.", examples=["demo"])
-    stream: bool = Field(default=False, description="Whether the answer comes as server-sent events.")
+    model: ModelId
+    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -113,7 +123,7 @@ def documented(app: FastAPI) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _without_unused(_without_validation_rows(_raw(app)))
+            app.openapi_schema = _without_unused(_without_nulls(_without_validation_rows(_raw(app))))
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
@@ -130,6 +140,16 @@ def _without_validation_rows(document: dict[str, Any]) -> dict[str, Any]:
             row = operation["responses"].get("422", {})
             if "HTTPValidationError" in str(row):
                 del operation["responses"]["422"]
+    return document
+
+
+def _without_nulls(document: dict[str, Any]) -> dict[str, Any]:
+    """A value of a query or a header that may be left out is not null when it is there."""
+    for path in document["paths"].values():
+        for parameter in (parameter for operation in path.values() for parameter in operation.get("parameters", [])):
+            branches = parameter["schema"].pop("anyOf", [])
+            kept = [branch for branch in branches if branch.get("type") != "null"]
+            parameter["schema"] |= kept[0] if len(kept) == 1 else {"anyOf": kept} if kept else {}
     return document
 
 

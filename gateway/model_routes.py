@@ -14,12 +14,12 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from adapters.errors import InvalidModelName, InvalidRequest, ModelNotFound
-from adapters.names import parse_model_name
+from adapters.errors import ModelNotFound
+from adapters.names import PRODUCTION, parse_model_name
 from adapters.types import AdapterEntry, VersionEntry
 from gateway.backend import Backend, BaseInfo
 from gateway.catalogue import Catalogue
-from gateway.documents import answers, errors
+from gateway.documents import MODEL_PATTERN, ModelId, answers, errors
 
 router = APIRouter()
 
@@ -117,12 +117,12 @@ class ModelLists:
         return ModelList(generation, groups)
 
 
-@router.get("/v1/models", responses=answers(ModelPage) | errors())
+@router.get("/v1/models", responses=answers(ModelPage) | errors(404))
 async def list_models(
     request: Request,
     versions: Annotated[bool, Query(description="Every version's ref too.")] = False,
     limit: Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="Most models in the answer; all without it.")] = None,
-    after: Annotated[str | None, Query(description="Id of the last model of the page before.")] = None,
+    after: Annotated[ModelId | None, Query(description="Id of the last model of the page before.")] = None,
 ) -> Response:
     """The models, in an order that stays: bases by id, then adapters by base and name."""
     made = request.app.state.parts.models.get(versions)
@@ -133,26 +133,15 @@ async def list_models(
 
 
 def _start(request: Request, made: ModelList, after: str) -> int:
-    """Where the page begins; a model that left the list since still has its place. Raises InvalidRequest for an unknown one."""
-    key = _key_of(after)
-    at = bisect.bisect_left(made.keys, key) if key else 0
-    if key is not None and at < len(made.keys) and made.keys[at] == key:
+    """Where the page begins; a model that left the list since still has its place. Raises InvalidModelName, ModelNotFound."""
+    model = parse_model_name(after)
+    key: Key = (0, model.base, "", 0) if model.adapter is None else (1, model.base, model.adapter, model.version or 0)
+    at = bisect.bisect_left(made.keys, key)
+    if at < len(made.keys) and made.keys[at] == key and made.ids[at] == after:
         return at + 1
-    if key is None or not _was_there(request, key):
-        raise InvalidRequest("`after` is no model of this list", param="after", value=after[:80])
+    if model.alias not in (None, PRODUCTION) or not _was_there(request, key):
+        raise ModelNotFound("`after` is no model of this list", param="after", value=after[:80])
     return at
-
-
-def _key_of(model_id: str) -> Key | None:
-    try:
-        model = parse_model_name(model_id)
-    except InvalidModelName:
-        return None
-    if model.adapter is None:
-        return (0, model.base, "", 0)
-    if model.version is None and str(model) != f"{model.base}:{model.adapter}":
-        return None
-    return (1, model.base, model.adapter, model.version or 0)
 
 
 def _was_there(request: Request, key: Key) -> bool:
@@ -167,7 +156,10 @@ def _body(cards: list[bytes], has_more: bool, first_id: str | None, last_id: str
 
 @router.get("/v1/models/{model_id:path}", responses=answers(ModelCard) | errors(404, 410))
 async def retrieve_model(
-    request: Request, model_id: Annotated[str, Path(description="`base`, `base:name`, `base:name@7`.", examples=["demo"])]
+    request: Request,
+    model_id: Annotated[
+        str, Path(description="`base`, `base:name`, `base:name@7`.", json_schema_extra={"pattern": MODEL_PATTERN})
+    ],
 ) -> Response:
     """One model; slashes in its id may come plain or as %2F. Raises ModelNotFound and InvalidModelName."""
     parts = request.app.state.parts

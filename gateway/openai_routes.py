@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 
@@ -19,7 +20,8 @@ from gateway.relay import Limits, relay
 
 router = APIRouter()
 
-MAX_TIMEOUT_MS = 24 * 3600 * 1000
+MAX_TIMEOUT_MS = 99_999_999
+_TIMEOUT_MS = re.compile("[1-9][0-9]{0,7}")
 
 
 _ERRORS = errors(403, 404, 409, 410, 413, 422, 504)
@@ -29,8 +31,8 @@ _ASKED = json_body(ModelRequest) | {
         header("x-loramux-cold", "Whether to wait for a cold adapter.", {"type": "string", "enum": ["wait", "fail"]}),
         header(
             "x-loramux-timeout-ms",
-            "Limit for the whole answer.",
-            {"type": "integer", "minimum": 1, "maximum": MAX_TIMEOUT_MS},
+            "Limit for the whole answer: a whole number of milliseconds.",
+            {"type": "string", "pattern": f"^{_TIMEOUT_MS.pattern}$"},
         ),
     ]
 }
@@ -81,7 +83,7 @@ def _limits(request: Request, settings) -> Limits:
     text = request.headers.get("x-loramux-timeout-ms")
     if text is None:
         return Limits(settings.max_wait_s, settings.keepalive_after_s)
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_TIMEOUT_MS:
+    if not _TIMEOUT_MS.fullmatch(text):
         raise InvalidRequest(
             f"`x-loramux-timeout-ms` is a whole number from 1 to {MAX_TIMEOUT_MS}", param="x-loramux-timeout-ms", value=text[:40]
         )

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from fastapi import Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
@@ -86,21 +85,19 @@ class Arrival:
         return files.source()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
-        stream = self._request.stream()
-        while True:
+        while not self.complete:
             try:
                 async with asyncio.timeout(self._settings.upload_idle_s):
-                    chunk = await anext(stream, None)
+                    message = await self._request.receive()
             except TimeoutError:
                 limit = self._settings.upload_idle_s
                 raise InvalidRequest(
                     f"the upload paused for more than {limit:g} s", reason="upload_paused", limit=limit
                 ) from None
-            except ClientDisconnect:
-                raise InvalidRequest("the upload broke off", reason="upload_cut_off", value=self.size_bytes) from None
-            if chunk is None:
-                self.complete = True
-                return
+            if message["type"] == "http.disconnect":
+                raise InvalidRequest("the upload broke off", reason="upload_cut_off", value=self.size_bytes)
+            chunk = message.get("body", b"")
+            self.complete = not message.get("more_body", False)
             self.size_bytes += len(chunk)
             if self.size_bytes > self._settings.max_upload_bytes:
                 raise self._too_large(self.size_bytes)

@@ -6,9 +6,9 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import Depends, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from adapters.errors import InvalidRequest
+from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import PRODUCTION, check_adapter_name, check_alias, check_base_id
 from adapters.registry.aliases import MAX_MESSAGE_CHARS
 from adapters.types import By
@@ -18,31 +18,35 @@ MAX_ROWS = 1000
 _VERSION = "[1-9][0-9]{0,8}"
 _ETAG = re.compile(r'(?:W/)?"([0-9]{1,16})"|([0-9]{1,16})')
 
+
+def _whole(value: object) -> object:
+    """JSON does not tell 7.0 from 7; true is no number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 # Patterns stand in the document only: what breaks them is refused by the parsers of names, with a better message.
 BaseId = Annotated[
     str,
-    Field(
-        description="Id of the base.", json_schema_extra={"pattern": r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}$"}, examples=["demo"]
-    ),
+    Field(description="Id of the base.", json_schema_extra={"pattern": r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}$"}),
 ]
 Name = Annotated[
     str,
     Field(
         description="Name of the adapter, `name` or `team/name`.",
         json_schema_extra={"pattern": r"^([a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}$"},
-        examples=["parrot"],
     ),
 ]
 Alias = Annotated[
     str,
-    Field(description="Name of the alias.", json_schema_extra={"pattern": r"^[a-z][a-z0-9-]{0,31}$"}, examples=["production"]),
+    Field(description="Name of the alias.", json_schema_extra={"pattern": r"^[a-z][a-z0-9-]{0,31}$"}),
 ]
-Version = Annotated[int, Field(strict=True, ge=1, le=999_999_999, description="Number of the version.", examples=[1])]
+Version = Annotated[int, Field(strict=True, ge=1, le=999_999_999, description="Number of the version."), BeforeValidator(_whole)]
 QueryVersion = Annotated[int, Query(ge=1, le=999_999_999, description="Number of the version.")]
-Revision = Annotated[int, Field(strict=True, ge=0, le=MAX_REVISION)]
+Revision = Annotated[int, Field(strict=True, ge=0, le=MAX_REVISION), BeforeValidator(_whole)]
 Text = Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
 Flag = Annotated[bool, Field(strict=True)]
-IfMatch = Annotated[str | None, Header(description='The revision that the caller saw, as `etag` gave it: `"7"`.')]
+ETag = Annotated[str, Field(json_schema_extra={"pattern": r'^(\*|(W/)?"[0-9]{1,16}"|[0-9]{1,16})$'})]
+IfMatch = Annotated[ETag | None, Header(description='The revision that the caller saw, as `etag` gave it: `"7"`.')]
 User = Annotated[str | None, Header(alias="x-loramux-user", description="Who asks, where the body does not say so.")]
 
 
@@ -74,9 +78,10 @@ class Promotion(AliasChange):
 class Weights(AliasChange):
     """Lets the alias share its traffic: version to weight. A weight of 0 takes a version out."""
 
-    weights: dict[Annotated[str, Field(pattern=f"^{_VERSION}$")], Annotated[int, Field(strict=True, ge=0, le=1_000_000)]] = Field(
-        min_length=1, max_length=64, examples=[{"1": 90, "2": 10}]
-    )
+    weights: dict[
+        Annotated[str, Field(pattern=f"^{_VERSION}$")],
+        Annotated[int, Field(strict=True, ge=0, le=1_000_000), BeforeValidator(_whole)],
+    ] = Field(min_length=1, max_length=64, json_schema_extra={"additionalProperties": False})
 
 
 class Rollback(AliasChange):
@@ -102,13 +107,15 @@ class Tags(VersionChange):
 
     tags: dict[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], Annotated[str, Field(max_length=256)] | None
-    ] = Field(min_length=1, max_length=64, examples=[{"eval": "passed"}])
+    ] = Field(min_length=1, max_length=64, json_schema_extra={"additionalProperties": False})
 
 
 class SourcePublication(Change):
     """Publishes what lies under an address that `gateway.allowed_sources` allows."""
 
-    source: Annotated[str, Field(min_length=1, max_length=1024, examples=["s3://bucket/runs/7"])]
+    source: Annotated[
+        str, Field(max_length=1024, json_schema_extra={"pattern": r"^(s3://[a-z0-9][a-z0-9.-]{2,62}|file:/)(/[A-Za-z0-9_-]+)+$"})
+    ]
     promote: Alias | None = None
     unlock: Flag = False
     strict: Flag = False
@@ -117,6 +124,16 @@ class SourcePublication(Change):
     alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
     drop: Literal["vision"] | None = None
     wait_ready: Flag = False
+
+
+AdapterId = Annotated[
+    str,
+    Field(
+        json_schema_extra={
+            "pattern": r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}:([a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}$"
+        }
+    ),
+]
 
 
 class Asked(BaseModel):
@@ -135,7 +152,7 @@ class Filters(Asked):
     alias: str | None = Field(default=None, description="Only adapters with this alias.")
     retired: bool | None = Field(default=None, description="Only versions that are retired, or only those that are not.")
     limit: int = Field(default=MAX_ROWS, ge=1, le=MAX_ROWS, description="Most adapters in the answer.")
-    after: str | None = Field(default=None, description="`last` of the page before, as `base:name`.")
+    after: AdapterId | None = Field(default=None, description="`last` of the page before, as `base:name`.")
 
 
 class UploadOptions(Asked):
@@ -172,13 +189,13 @@ class Caller:
         self.revision = revision
 
     def by(self, change: Change) -> By:
-        """Raises InvalidRequest if body and header expect different revisions."""
+        """Raises VersionConflict if body and header expect different revisions: the adapter can't be at both."""
         return self.by_of(change.who, change.message, change.expected_revision, getattr(change, "unlock", False))
 
     def by_of(self, who: str | None, message: str | None, expected: int | None, unlock: bool) -> By:
         """The same from single values."""
         if None not in (expected, self.revision) and expected != self.revision:
-            raise InvalidRequest(
+            raise VersionConflict(
                 f"`expected_revision` is {expected}, If-Match says {self.revision}",
                 limit=self.revision,
                 value=expected,

@@ -20,7 +20,7 @@ from adapters.store import Store
 from adapters.types import FileDigest, VersionEntry
 from gateway.documents import errors
 from gateway.registry_routes.asked import Alias, BaseId, Name, QueryVersion
-from gateway.registry_routes.reading import named, pick, seen
+from gateway.registry_routes.reading import pick, seen
 
 router = APIRouter()
 
@@ -32,13 +32,15 @@ _HEADERS = {
     "x-loramux-digest": {"description": "The version's digest, as its manifest names it.", "schema": {"type": "string"}},
     "repr-digest": {"description": "SHA-256 of one file.", "schema": {"type": "string"}},
 }
+_BYTES = {"type": "string", "format": "binary"}
 _FILES = {
     200: {
         "description": "The files.",
         "headers": _HEADERS,
         "content": {
-            kind: {"schema": {"type": "string", "format": "binary"}}
-            for kind in ("application/x-tar", "application/octet-stream", "application/json")
+            "application/x-tar": {"schema": _BYTES},
+            "application/octet-stream": {"schema": _BYTES},
+            "application/json": {"schema": {"type": "object"}},
         },
     }
 }
@@ -48,11 +50,8 @@ _TYPES = {"adapter_config.json": "application/json", "adapter_model.safetensors"
 @router.get("/pull", responses=_FILES | errors(404, 410, 422), response_class=Response)
 async def pull(
     request: Request,
-    model: Annotated[
-        str | None, Query(description="`base:name@7`, `base:name@alias` or `base:name`.", examples=["demo:parrot"])
-    ] = None,
-    base: BaseId | None = None,
-    name: Name | None = None,
+    base: BaseId,
+    name: Name,
     version: QueryVersion | None = None,
     alias: Alias | None = None,
     file: Annotated[
@@ -60,10 +59,8 @@ async def pull(
     ] = None,
 ) -> Response:
     """The canonical files of a version, as any PEFT tool takes them. Retired versions too; collected ones are a 410."""
-    adapter, numbered, aliased = named(model, base, name)
-    entry = seen(request, *adapter)
-    found = pick(entry, version or numbered, alias or aliased)
-    ref = AdapterRef(*adapter, found.version)
+    found = pick(seen(request, base, name), version, alias)
+    ref = AdapterRef(base, name, found.version)
     if found.collected:
         raise VersionRetired(f"`{ref}` was collected: its files are gone", reason="collected", value=found.version)
     store = request.app.state.parts.registry.store

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from adapters.errors import InvalidRequest, ModelNotFound, StoreUnreachable
-from adapters.names import AdapterRef, parse_model_name
+from adapters.names import AdapterRef
 from adapters.registry import aliases
-from adapters.registry.layout import AdapterName
 from adapters.types import AdapterEntry, Head, VersionEntry
 from gateway.documents import REVISION_HEADER, FreeAnswer, answers, errors
 from gateway.registry_routes.answers import (
@@ -148,7 +147,7 @@ async def live(
     request: Request,
     base: BaseId,
     name: Name,
-    at: Annotated[str, Query(description="ISO 8601; UTC where no zone is given.", examples=["2026-11-29T12:00:00Z"])],
+    at: Annotated[str, Query(description="ISO 8601; UTC where no zone is given.", json_schema_extra={"format": "date-time"})],
     alias: Alias = "production",
 ) -> Response:
     """What an alias named at a time."""
@@ -172,10 +171,13 @@ def _moment(text: str) -> str:
     """The time as the history writes it. Raises InvalidRequest."""
     try:
         # a `+` in a query arrives as a blank unless it was escaped
-        moment = datetime.fromisoformat(text if "T" not in text else text.replace(" ", "+"))
-        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
+        moment = datetime.fromisoformat(text.upper().replace(" ", "+") if "T" in text.upper() else text)
+    except ValueError:
         raise InvalidRequest("`at` is a time like 2026-11-29T12:00:00Z", param="at", value=text[:40]) from None
+    try:
+        moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except OverflowError:  # the first or last day there is, in a zone where that is another day
+        moment = moment.replace(tzinfo=UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -225,16 +227,3 @@ def pick(entry: AdapterEntry, version: int | None, alias: str | None) -> Version
         wanted = f"version {version}" if version is not None else f"alias `{(alias or 'production')[:40]}`"
         raise ModelNotFound(f"`{entry.base}:{entry.name}` has no {wanted}", param="version" if version is not None else "alias")
     return entry.versions[number]
-
-
-def named(model: str | None, base: str | None, name: str | None) -> tuple[AdapterName, int | None, str | None]:
-    """Adapter, version and alias of `model=base:name@7`, or adapter of `base=` and `name=`. Raises InvalidRequest."""
-    if model is not None:
-        parsed = parse_model_name(model)
-        if parsed.adapter is None:
-            raise InvalidRequest("`model` names no adapter: `base:name@7`", param="model")
-        return AdapterName(parsed.base, parsed.adapter), parsed.version, parsed.alias
-    if base is None or name is None:
-        raise InvalidRequest("`model=base:name@7` is needed, or `base` and `name`", param="model")
-    checked(base, name)
-    return AdapterName(base, name), None, None

@@ -54,9 +54,14 @@ async def test_pages_of_all_versions(http, many):
     assert [card["id"] for card in rest["data"]] == ids[-3:]
 
 
-@pytest.mark.parametrize("after", ["nonsense:", "other", "demo:nobody", "demo:parrot@canary", "demo:parrot@9", "a b", "x" * 600])
-async def test_an_after_that_is_no_model_is_a_400(http, many, after):
-    assert (await page(http, 400, after=after))["error"]["param"] == "after"
+@pytest.mark.parametrize("after", ["nonsense:", "a b", "x" * 600, "", "demo:Parrot"])
+async def test_an_after_that_is_no_model_name_is_a_400(http, many, after):
+    assert (await page(http, 400, after=after))["error"]["code"] == "invalid_model_name"
+
+
+@pytest.mark.parametrize("after", ["other", "demo:nobody", "demo:parrot@canary", "demo:parrot@9"])
+async def test_an_after_that_no_list_holds_is_a_404(http, many, after):
+    assert (await page(http, 404, after=after))["error"]["param"] == "after"
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "10001", "many"])

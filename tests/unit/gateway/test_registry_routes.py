@@ -104,7 +104,7 @@ async def test_if_match_star_and_an_empty_expectation_move_whatever_is_there(htt
 
 
 async def test_header_and_body_that_expect_different_revisions_are_refused(http):
-    error = await error_of(http, "promote", 400, {"if-match": '"3"'}, version=2, expected_revision=4)
+    error = await error_of(http, "promote", 409, {"if-match": '"3"'}, version=2, expected_revision=4)
     assert error["param"] == "expected_revision"
 
 
@@ -271,7 +271,7 @@ async def test_pages_of_the_list_hold_every_adapter_once(http, registry):
 
 
 async def test_a_pull_is_a_tar_of_the_two_files(http):
-    answer = await get(http, "pull", model="demo:parrot@2")
+    answer = await get(http, "pull", **PARROT, version=2)
     with tarfile.open(fileobj=io.BytesIO(answer.content)) as tar:
         files = {member.name: tar.extractfile(member).read() for member in tar}
     assert files == {"adapter_config.json": b"{}", "adapter_model.safetensors": b"two"}
@@ -290,21 +290,22 @@ async def test_one_file_is_pulled_with_its_digest(http):
 
 async def test_a_retired_version_is_pulled_and_a_collected_one_is_gone(http, registry):
     await post(http, "retire", version=2)
-    assert (await get(http, "pull", model="demo:parrot@2")).status_code == 200
+    assert (await get(http, "pull", **PARROT, version=2)).status_code == 200
     await registry.collect(AdapterRef("demo", "parrot", 2))
     await http.post("/registry/v1/refresh")
-    assert (await get(http, "pull", 410, model="demo:parrot@2")).json()["error"]["reason"] == "collected"
+    assert (await get(http, "pull", 410, **PARROT, version=2)).json()["error"]["reason"] == "collected"
 
 
 async def test_files_that_are_not_what_was_published_never_come_through_whole(http, registry):
     version = (await registry.entry("demo", "parrot")).versions[2]
     await registry.store.put(layout.blob_key(version.digest, "adapter_model.safetensors"), b"owt")
-    error = (await get(http, "pull", 422, model="demo:parrot@2", file="adapter_model.safetensors")).json()["error"]
+    error = (await get(http, "pull", 422, **PARROT, version=2, file="adapter_model.safetensors")).json()["error"]
     assert (error["code"], error["reason"]) == ("adapter_corrupt", "digest_differs")
 
 
 async def test_a_pull_names_what_is_missing(http):
     await get(http, "pull", 400)
-    await get(http, "pull", 400, model="demo")
-    await get(http, "pull", 404, model="demo:parrot@9")
-    await get(http, "pull", 404, model="demo:nobody")
+    await get(http, "pull", 400, base="demo")
+    await get(http, "pull", 404, **PARROT, version=9)
+    await get(http, "pull", 404, **PARROT, alias="canary")
+    await get(http, "pull", 404, base="demo", name="nobody")

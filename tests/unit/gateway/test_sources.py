@@ -36,7 +36,8 @@ def test_what_lies_below_an_allowed_address_is_allowed(source, address):
 
 
 @pytest.mark.parametrize(
-    "source", ["s3://bucket", "s3://bucket/runs-secret/7", "s3://bucket/run", "s3://third/a", "s3://bucket.evil/runs", "file:///etc"]
+    "source",
+    ["s3://bucket", "s3://bucket/runs-secret/7", "s3://bucket/run", "s3://third/a", "s3://bucket.evil/runs", "file:///etc"],
 )
 def test_what_lies_elsewhere_is_forbidden_and_the_message_does_not_say_what_would_be_allowed(source):
     with pytest.raises(Forbidden) as caught:
