@@ -27,7 +27,7 @@ class Metric:
 STORE_CALLS = Metric(
     "loramux_store_calls_total",
     "counter",
-    "Store calls that ended, by what came of them (`ok` or the reason of the error); a call's retries are part of it.",
+    "Store calls that ended, by result (`ok`, the error's reason, or `given_up` by the caller); a call's retries are part of it.",
     ("method", "result"),
 )
 STORE_CALL_SECONDS = Metric(
