@@ -261,7 +261,11 @@ def _parts(manager: Any, name: str, layer: Any) -> Modules:
     if not hasattr(base, "input_size"):
         return {}
     names = manager.packed_modules.get(name, [name])
-    return {part: (base.input_size, width, None) for part, width in zip(names, _out_features(base, len(names)), strict=True)}
+    widths = _out_features(base, len(names))
+    if len(widths) != len(names):
+        logger.warning("the parts of %s can't be told apart; adapters on it are refused", name)
+        return {}
+    return {part: (base.input_size, width, None) for part, width in zip(names, widths, strict=True)}
 
 
 def _experts(manager: Any, name: str, moe: Any) -> Modules:
@@ -304,8 +308,10 @@ def _head_layer() -> type:
 
 
 def _out_features(linear: Any, parts: int) -> list[int]:
-    """The widths of the parts, whole, however many devices share the layer."""
+    """The widths of the parts, whole, however many devices share the layer; fewer if it has fewer slices than parts."""
     sizes = _slice_sizes(linear)
+    if len(sizes) < parts:
+        return sizes
     # Where there are fewer parts than slices, vLLM lets the first part cover what the others leave.
     first = len(sizes) - parts + 1
     return [sum(sizes[:first]), *sizes[first:]]

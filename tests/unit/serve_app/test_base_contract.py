@@ -25,7 +25,7 @@ from serve_app.base_contract import (
     report,
     stored_tensors,
 )
-from serve_app.engine_vllm import _out_features
+from serve_app.engine_vllm import _out_features, _parts
 from serve_app.warmup import write_zero_adapter
 from tests.fake_store import FakeStore
 
@@ -180,6 +180,13 @@ def test_a_first_part_covers_the_slices_that_the_others_leave():
     assert _out_features(linear(output_sizes=[4, 4, 8, 8], output_size=24), 2) == [16, 8]
     assert _out_features(linear(output_sizes=[5, 5], output_size=10), 2) == [5, 5]
     assert _out_features(linear(output_size=7), 1) == [7]
+
+
+def test_a_layer_whose_parts_cant_be_told_apart_is_left_out():
+    manager = SimpleNamespace(packed_modules={"x.qkv": ["x.q", "x.k", "x.v"]})
+    layer = SimpleNamespace(base_layer=linear(input_size=4, output_size=12))
+    assert _parts(manager, "x.qkv", layer) == {}
+    assert _parts(manager, "x.o", layer) == {"x.o": (4, 12, None)}
 
 
 def test_the_adapter_of_zeros_holds_experts_as_peft_writes_them(tmp_path):
