@@ -55,14 +55,14 @@ class LocalStore:
 
     @classmethod
     def from_url(cls, url: str, meter: Meter = NULL_METER) -> LocalStore:
-        """The store of `file:///dir`, which is made if it is missing. Raises StoreMisconfigured or StoreDenied."""
+        """The store of `file:///dir`. The first write makes what is missing; a folder that is only read stays as it is.
+
+        Raises StoreMisconfigured.
+        """
         address = urlsplit(url)
         if address.scheme != "file" or address.netloc not in ("", "localhost") or not address.path.startswith("/"):
             raise StoreMisconfigured("a local store's address is `file:///dir`, with an absolute path")
         store = cls(Path(unquote(address.path)), Caller(meter))
-        with _our_errors():
-            store._temporary.mkdir(parents=True, exist_ok=True)
-            store._locks.mkdir(exist_ok=True)
         store._remove_leftovers()
         return store
 
@@ -209,11 +209,13 @@ class LocalStore:
             return _etag(os.fstat(file.fileno()), file.read)
 
     def _draft(self) -> IO[bytes]:
+        self._temporary.mkdir(parents=True, exist_ok=True)
         return open(self._temporary / uuid.uuid4().hex, "xb")
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
         number = hashlib.sha256(os.fsencode(path)).digest()[0] % NUM_LOCKS
+        self._locks.mkdir(parents=True, exist_ok=True)
         with open(self._locks / f"{number:02x}", "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

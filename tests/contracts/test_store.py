@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import stat
 import sys
@@ -217,11 +218,24 @@ class TestAddresses:
 class TestLocalFolder:
     async def test_leftovers_of_a_crash_are_invisible(self, tmp_path: Path) -> None:
         store = LocalStore.from_url(f"file://{tmp_path}/r")
-        (tmp_path / "r" / ".tmp" / "half").write_bytes(b"half")
         await store.put("k", b"1")
+        (tmp_path / "r" / ".tmp" / "half").write_bytes(b"half")
         assert await keys(store, "") == ["k"]
         with pytest.raises(errors.InvalidRequest):
             await store.get(".tmp/half")
+
+    async def test_a_folder_that_is_only_read_stays_as_it_is(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "k").write_bytes(b"1")
+        store = LocalStore.from_url(f"file://{tmp_path}")
+        assert (await store.get("a/k")).data == b"1" and await keys(store, "") == ["a/k"]
+        assert (await store.stat("a/k")).size_bytes == 1
+        assert os.listdir(tmp_path) == ["a"]
+        missing = LocalStore.from_url(f"file://{tmp_path}/nowhere")
+        assert await keys(missing, "") == []
+        with pytest.raises(errors.StoreMissing):
+            await missing.get("k")
+        assert not (tmp_path / "nowhere").exists()
 
     async def test_the_etag_moves_for_equal_content(self, tmp_path: Path) -> None:
         store = LocalStore.from_url(f"file://{tmp_path}/r")
