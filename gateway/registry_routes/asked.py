@@ -114,7 +114,11 @@ class SourcePublication(Change):
     """Publishes what lies under an address that `gateway.allowed_sources` allows."""
 
     source: Annotated[
-        str, Field(max_length=1024, json_schema_extra={"pattern": r"^(s3://[a-z0-9][a-z0-9.-]{2,62}|file:/)(/[A-Za-z0-9_-]+)+$"})
+        str,
+        Field(
+            max_length=1024,
+            json_schema_extra={"pattern": r"^(s3://[a-z0-9][a-z0-9.-]{1,62}(/[A-Za-z0-9_-]+)*|file://(/[A-Za-z0-9_-]+)+)$"},
+        ),
     ]
     promote: Alias | None = None
     unlock: Flag = False

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import AdapterRef
 from adapters.types import Head
 from gateway.documents import REVISION_HEADER, answers, errors
@@ -26,6 +27,7 @@ from gateway.registry_routes.asked import (
 )
 
 SEEN_WITHIN_S = 5.0
+_OF_THE_STATE = frozenset({"in_use", "never_live", "nothing_to_roll_back"})
 
 router = APIRouter(route_class=LimitedRoute)
 
@@ -100,8 +102,18 @@ async def _change(request: Request, asked: Change, change: Callable[[], Awaitabl
     checked(asked.base, asked.name, getattr(asked, "alias", None))
     parts = request.app.state.parts
     before = await parts.telling.revision(asked.base, asked.name) if tells else 0
-    head = await change()
+    head = await _made(change)
     if tells:
         parts.telling.tell(head, before)
     seen = await parts.view.wait_seen(head.base, head.name, head.revision, timeout_s=SEEN_WITHIN_S)
     return answer(changed(head, parts.view.generation, seen), headers=etag_of(head.revision))
+
+
+async def _made(change: Callable[[], Awaitable[Head]]) -> Head:
+    """What was well asked for and does not fit the adapter as it is now is a conflict, not a malformed request."""
+    try:
+        return await change()
+    except InvalidRequest as error:
+        if error.reason not in _OF_THE_STATE:
+            raise
+        raise VersionConflict(error.message, **error.details()) from None

@@ -58,7 +58,7 @@ async def test_weights_share_an_alias_and_a_rollback_ends_that(http):
 
 async def test_rollback_to_a_version_that_was_never_live_is_refused_with_those_that_were(http):
     await post(http, "promote", version=2)
-    error = await error_of(http, "rollback", 400, version=9)
+    error = await error_of(http, "rollback", 409, version=9)
     assert error["reason"] == "never_live"
     assert "1, 2" in error["message"]
     assert (await post(http, "rollback", version=1)).json()["aliases"] == {"production": 1}
@@ -147,7 +147,7 @@ async def test_a_retired_version_answers_410_and_can_come_back(http):
 
 
 async def test_a_version_that_an_alias_names_is_not_retired(http):
-    error = await error_of(http, "retire", 400, version=1)
+    error = await error_of(http, "retire", 409, version=1)
     assert error["reason"] == "in_use"
 
 
