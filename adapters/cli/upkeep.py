@@ -19,7 +19,7 @@ from adapters.cli.program import UPKEEP, app
 from adapters.cli.telling import tell
 from adapters.cli.times import duration_s
 from adapters.cli.work import by, find_base, run, usage, who
-from adapters.errors import LoraMuxError
+from adapters.errors import LoraMuxError, StoreError
 from adapters.names import PRODUCTION, AdapterRef, check_adapter_name
 from adapters.settings import StoreSettings, read_registry_settings
 
@@ -48,8 +48,12 @@ def doctor(gateway: Gateway = None, config: Config = None, as_json: AsJson = Fal
 def whoami(gateway: Gateway = None, config: Config = None, as_json: AsJson = False) -> None:
     """Which registry and which gateway commands would work on, and as whom."""
 
-    async def work(registry: Any) -> list[str]:
-        return await registry.bases()
+    async def work(registry: Any) -> list[str] | None:
+        try:
+            return await registry.bases()
+        except StoreError as error:
+            warn(error.message)
+            return None
 
     settings = _settings(config, as_json)
     bases = run(config, work, as_json)
@@ -66,7 +70,7 @@ def whoami(gateway: Gateway = None, config: Config = None, as_json: AsJson = Fal
     facts = {
         "who": data["who"],
         "registry": settings.url + (f"  at {settings.endpoint}" if settings.endpoint else ""),
-        "bases": ", ".join(bases) or "none yet",
+        "bases": "the store does not answer" if bases is None else ", ".join(bases) or "none yet",
         "gateway": f"{door.url}  {answer}",
     }
     show(as_json, data, *(f"{what:10}{text}" for what, text in facts.items()))

@@ -225,6 +225,14 @@ def test_another_store_is_reached_like_the_registry_s_unless_it_is_said(monkeypa
     assert other.secret_access_key.get_secret_value() == "d"
 
 
+def test_whoami_says_where_it_looks_also_while_nothing_answers(tmp_path: Path):
+    settings = StoreSettings(
+        url="s3://bucket/registry", endpoint="http://127.0.0.1:9", access_key_id="a", secret_access_key="b", retry_timeout_s=0
+    )
+    said = Author(tmp_path, settings).json("whoami")
+    assert (said["registry"], said["bases"]) == ("s3://bucket/registry", None)
+
+
 def test_whoami_says_what_a_write_would_change(author: Author):
     said = author.json("whoami")
     assert (said["who"], said["bases"], said["gateway_answers"]) == ("ann", ["tiny/base"], False)
