@@ -85,7 +85,14 @@ class Settings(Section):
     def _drop_into_a_base(self) -> Settings:
         if self.drop is not None and self.drop.base not in {base.id for base in self.bases}:
             raise ValueError(f"`drop.base` is `{self.drop.base}`, which is none of the bases")
+        if self.drop is not None and _overlap(self.drop.url, self.registry.url):
+            raise ValueError("`drop.url` and `registry.url` lie in each other; what the registry keeps is not to be adopted")
         return self
+
+
+def _overlap(one: str, other: str) -> bool:
+    one, other = f"{one.rstrip('/')}/", f"{other.rstrip('/')}/"
+    return one.startswith(other) or other.startswith(one)
 
 
 class ReplicaSettings(Section):

@@ -327,7 +327,7 @@ class TestInAnyOrder:
     @pytest.mark.parametrize("situation", SITUATIONS)
     async def test_the_publisher_dies(self, situation: str) -> None:
         for seed in range(200):
-            dies_at, after = random.Random(seed).randint(1, 18), bool(seed % 2)
+            dies_at, after = random.Random(seed).randint(1, 40), bool(seed % 2)
             store, turns = await _situation(situation), Turns(seed)
             publisher = _publish(store, turns, dies_at=dies_at, after=after)
             await turns.play({"gc": _collect(store, turns), "publisher": publisher})
@@ -336,11 +336,21 @@ class TestInAnyOrder:
             await _check_named_is_whole(store)
 
     @pytest.mark.parametrize("situation", SITUATIONS)
+    async def test_two_collectors(self, situation: str) -> None:
+        for seed in range(80):
+            store, turns = await _situation(situation), Turns(seed)
+            publisher = _publish(store, turns, dies_at=random.Random(seed).randint(5, 40), after=bool(seed % 2))
+            works = {"gc": _collect(store, turns), "other": _collect(store, turns, name="other"), "publisher": publisher}
+            results = await turns.play(works)
+            assert not isinstance(results["gc"], Exception) and not isinstance(results["other"], Exception)
+            await _check_named_is_whole(store)
+
+    @pytest.mark.parametrize("situation", SITUATIONS)
     async def test_the_collector_dies(self, situation: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(uploads, "NOTICE_LIFE_S", 0.002)
         for seed in range(120):
             store, turns = await _situation(situation), Turns(seed)
-            gc = _collect(store, turns, dies_at=random.Random(seed).randint(8, 30), after=bool(seed % 2))
+            gc = _collect(store, turns, dies_at=random.Random(seed).randint(3, 24), after=bool(seed % 2))
             results = await turns.play({"gc": gc, "publisher": _publish(store, turns)})
             assert not isinstance(results["publisher"], Exception)
             await _check_named_is_whole(store)
@@ -364,8 +374,8 @@ async def _situation(name: str) -> FakeStore:
     return store
 
 
-async def _collect(store: FakeStore, turns: Turns, **death: object) -> object:
-    registry = Registry(TurnStore(store, turns, "gc", **death))
+async def _collect(store: FakeStore, turns: Turns, name: str = "gc", **death: object) -> object:
+    registry = Registry(TurnStore(store, turns, name, **death))
     return await run(registry, await plan_for(registry, LAST))
 
 

@@ -20,6 +20,10 @@ def test_what_is_left_out_is_the_registrys():
     assert (reached.url, reached.endpoint, reached.access_key_id) == ("s3://b/drop", "http://store", "k")
 
 
+def test_a_neighbour_of_the_registry_is_fine():
+    assert parse_settings({**REST, "drop": {"url": "s3://b/registry-drop", "base": "demo"}}).drop
+
+
 def test_none_is_watched_by_default():
     assert parse_settings(REST).drop is None
 
@@ -30,6 +34,9 @@ def test_none_is_watched_by_default():
         ({"url": "s3://b/drop", "base": "dmo"}, "none of the bases"),
         ({"url": "s3://b/drop"}, "drop.base"),
         ({"url": "s3://b/drop", "base": "demo", "setle_s": 3}, "settle_s"),
+        ({"url": "s3://b/registry/", "base": "demo"}, "lie in each other"),
+        ({"url": "s3://b", "base": "demo"}, "lie in each other"),
+        ({"url": "s3://b/registry/drop", "base": "demo"}, "lie in each other"),
     ],
 )
 def test_mistakes_are_named(drop: dict, told: str):
