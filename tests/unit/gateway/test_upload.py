@@ -12,9 +12,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from adapters import cli
 from adapters import errors as e
 from adapters.publishing import Publication, publish_folder
+from adapters.registry import Registry
+from adapters.settings import StoreSettings
+from adapters.store import open_store
 from gateway.settings import GatewaySettings
 from gateway.uploads import Uploads
 from tests.adapter_folders import ALPHA, CLOTHES, TEXT, AdapterFolder, plain
@@ -186,22 +191,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_http_and_python_refuse_with_the_same_words(http, registry, tmp_path, name):
+async def test_http_python_and_the_command_refuse_with_the_same_words(http, registry, tmp_path, monkeypatch, name):
     folder = BAD[name]().write(tmp_path / "bad")
     with pytest.raises(e.AdapterRefused) as caught:
         await publish_folder(registry, Publication(BASE, "crow", folder))
-    error = (await upload(http, folder, status=422))["error"]
     refused = caught.value
-    told = {key: error.get(key) for key in ("code", "reason", "limit", "value", "hint", "message")}
-    assert told == {
-        "code": refused.code,
-        "reason": refused.reason,
-        "limit": refused.limit,
-        "value": refused.value,
-        "hint": refused.hint,
-        "message": str(refused),
-    }
+    over_http = (await upload(http, folder, status=422))["error"]
+    told = {"code", "reason", "limit", "value", "hint"}
+    assert {key: over_http.get(key) for key in told} == {key: getattr(refused, key) for key in told}
+    assert over_http["message"] == str(refused)
     assert await registry.versions(BASE, "crow") == []
+
+    monkeypatch.setenv("LORAMUX_REGISTRY__URL", f"file://{tmp_path}/registry")
+    await Registry(open_store(StoreSettings(url=f"file://{tmp_path}/registry"))).put_base(TEXT)
+    command = ["publish", str(folder), "--base", BASE, "--name", "crow", "--json"]
+    result = await asyncio.to_thread(CliRunner().invoke, cli.app, command)
+    assert result.exit_code == 1
+    by_command = json.loads(result.stderr)["error"]
+    assert {key: by_command.get(key) for key in told} == {key: over_http.get(key) for key in told}
 
 
 async def test_a_body_that_is_too_long_is_refused_by_its_length_alone(http):
