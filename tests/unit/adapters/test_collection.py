@@ -229,6 +229,26 @@ class TestRun:
         report = await run(registry, await plan_for(registry))
         assert report.index.repaired == (f"{BASE}:{NAME}",)
 
+    async def test_one_that_is_too_slow_for_its_notice_deletes_nothing(
+        self, registry: Registry, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await with_versions(registry, "a", "b")
+        monkeypatch.setattr(collection, "NOTICE_LIFE_S", 0)
+        report = await run(registry, await plan_for(registry, NOW))
+        assert report.deleted == () and {why for _, why in report.spared} == {"slow"}
+        assert whole(store, "a") and not [key for key in store.objects if uploads.is_notice(key)]
+
+    async def test_after_trouble_the_notice_stays_until_a_later_run(self, registry: Registry, store: FakeStore) -> None:
+        await with_versions(registry, "a", "b")
+        store.fail(errors.StoreUnreachable("no answer"), method="delete", key_part=CONFIG_FILE)
+        with pytest.raises(errors.StoreUnreachable):
+            await run(registry, await plan_for(registry, NOW))
+        assert [key for key in store.objects if uploads.is_notice(key)], "the deletion may still be on its way"
+        aged(store, 2 * 3600)
+        report = await run(registry, await plan_for(registry, NOW))
+        assert {blob.digest for blob in report.deleted} == {prepared("a").digest}
+        assert not [key for key in store.objects if uploads.is_notice(key)]
+
     async def test_progress_counts_files(self, registry: Registry) -> None:
         await with_versions(registry, "a", "b")
         told: list[tuple[int, int]] = []
