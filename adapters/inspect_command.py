@@ -88,10 +88,11 @@ def render(seen: Inspection, name: str) -> Iterator[RenderableType]:
 
 
 def _findings_table(seen: Inspection) -> RenderableType:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("code", "what", "value", "limit", "what to do", show_lines=True)
+    code = Column("code", no_wrap=True)  # a code that is cut off can't be looked up
+    table = Table(code, "what", "value", "limit", "what to do", show_lines=True)
     for finding in seen.findings:
         cells = (finding.reason, finding.message, finding.value, finding.limit, finding.hint)
         table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))

@@ -805,6 +805,7 @@ TRAINERS = [
         ),
         "not_downloaded",
     ),
+    Layout("HF: only some other broken file", bare(adapter_config__json=b"{}", notes__safetensors=b"x"), "no_tensors"),
     Layout("HF: weights of zero bytes", edited_json(plain(), WEIGHTS, lambda data: b""), "no_tensors"),
     Layout(
         "PEFT: AdaLoRA by its keys only", plain().with_tensor(f"{PREFIX}{Q0}.lora_E", zeros(4, 1)).write, "peft_type_unsupported"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.contract.refusals import refusal, shown
+from adapters.contract.refusals import many, refusal, shown
 from adapters.contract.safetensors_file import Tensor, read_header
 from adapters.contract.strict_json import parse_object
 from adapters.contract.tensor_keys import foreign_tool
@@ -149,8 +149,7 @@ def _without_weights(folder: Path, names: frozenset[str]) -> AdapterRefused:
             return refusal("foreign_format", f"this is an adapter in the format of {tool}", limit="PEFT", value=tool, hint=hint)
     for name in sorted(names):
         if name.endswith(".safetensors") and name != VISION_WEIGHTS and not _FULL_MODEL.fullmatch(name):
-            _refuse_pointer(folder / name)
-            _refuse_foreign_keys(read_header(folder / name))
+            _refuse_foreign_keys(_keys_if_readable(folder / name))
     unfinished = [*folder.glob("*.incomplete"), *folder.glob(".cache/huggingface/download/*.incomplete")]
     if unfinished and CONFIG_FILE in names:
         text = f"`{WEIGHTS_FILE}` is missing; a download was broken off"
@@ -174,10 +173,15 @@ def _without_weights(folder: Path, names: frozenset[str]) -> AdapterRefused:
 
 
 def _holds_factors(file: Path) -> bool:
+    return any(".lora_A." in key for key in _keys_if_readable(file))
+
+
+def _keys_if_readable(file: Path) -> Iterable[str]:
+    """The names in a file that need not be an adapter's at all."""
     try:
-        return any(".lora_A." in key for key in read_header(file))
+        return read_header(file)
     except AdapterRefused:
-        return False
+        return ()
 
 
 def _refuse_foreign_keys(tensors: Iterable[str]) -> None:
@@ -266,7 +270,9 @@ def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
     odd = sorted(name for name in named.keys() | found.keys() if named.get(name) != found.get(name))
     if odd:
         code = "incomplete_shards" if any(name not in found for name in odd) else "adapter_corrupt"
-        raise refusal(code, f"index and shards disagree on {len(odd)} tensors, `{shown(odd[0])}` first", limit=0, value=len(odd))
+        raise refusal(
+            code, f"index and shards disagree on {many(len(odd), 'tensor')}, `{shown(odd[0])}` first", limit=0, value=len(odd)
+        )
 
 
 def _shard_number(name: Any) -> str:

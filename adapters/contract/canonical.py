@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adapters.contract.refusals import refusal, shown
+from adapters.contract.refusals import many, refusal, shown
 from adapters.contract.rewrite import ModulePlan, Part
 from adapters.contract.safetensors_file import DTYPE_BYTES, Tensor, TensorSpec, header_bytes
 
@@ -169,7 +169,7 @@ def _checked(tensor: Tensor) -> np.ndarray:
     stored = np.frombuffer(tensor.read(), _STORED[tensor.dtype]).reshape(tensor.shape)
     bad = _not_finite(stored)
     if bad:
-        text = f"`{shown(tensor.name, 200)}` holds {bad} values that are NaN or infinite"
+        text = f"`{shown(tensor.name, 200)}` holds NaN or infinity ({many(bad, 'value')})"
         raise refusal("adapter_corrupt", text, limit=0, value=bad, hint="the training run diverged; publish an earlier step")
     return stored
 
@@ -177,7 +177,7 @@ def _checked(tensor: Tensor) -> np.ndarray:
 def _refuse_overflow(job: _Job, cast: np.ndarray, scale: float) -> None:
     bad = _not_finite(cast)
     if bad:
-        text = f"{bad} values of `{shown(job.spec.name, 200)}` become infinite when scaled by {scale:g} and cast"
+        text = f"{many(bad, 'value')} of `{shown(job.spec.name, 200)}` too large when scaled by {scale:g} and cast"
         raise refusal("overflow", text, limit=0, value=bad)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from adapters.contract.landing import BaseMap, is_expert, is_vision
 from adapters.contract.peft_config import PeftConfig
-from adapters.contract.refusals import refusal, shown
+from adapters.contract.refusals import many, refusal, shown
 from adapters.contract.rewrite import ModulePlan, Placed
 from adapters.contract.safetensors_file import Tensor
 from adapters.contract.tensor_keys import FactorKey, clean_path, code_of_other, foreign_tool
@@ -82,7 +82,7 @@ def refuse_homeless(homeless: Sequence[FactorKey], placed: Sequence[Placed], bas
     if beyond:
         found.append(_beyond(beyond))
     if experts:
-        text = f"{len(experts)} expert modules have no counterpart in the base, `{shown(min(experts))}` first"
+        text = f"{many(len(experts), 'expert module')} without a counterpart in the base, `{shown(min(experts))}` first"
         found.append(refusal("moe_layout_unsupported", text, limit=0, value=len(experts)))
     if rest:
         found.append(_unknown(rest, bool(placed), base))
@@ -106,7 +106,8 @@ def refuse_shapes(misfits: Sequence[Misfit], fitting: Sequence[str]) -> list[Ada
     if not misfits:
         return []
     path, wanted, found = min(misfits)
-    text = f"{len(misfits)} modules have other widths than the base: `{shown(path)}` is {found} (out, in), the base has {wanted}"
+    count = many(len(misfits), "module")
+    text = f"other widths than the base in {count}: `{shown(path)}` is {found} (out, in), the base has {wanted}"
     return [refusal("shape_mismatch", text, limit=wanted, value=found, hint=_fitting_hint(fitting))]
 
 
@@ -116,7 +117,7 @@ def refuse_scales(plans: Iterable[ModulePlan]) -> list[AdapterRefused]:
     if not zero:
         return []
     plan, scale = zero[0]
-    text = f"{len(zero)} modules are scaled by {scale:g}, `{shown(plan.path)}` first: `lora_alpha` or a pattern is 0"
+    text = f"the scale is {scale:g} in {many(len(zero), 'module')}, `{shown(plan.path)}` first: `lora_alpha` or a pattern is 0"
     return [refusal("scale_zero", text, limit="not 0", value=scale)]
 
 
@@ -172,7 +173,8 @@ def refuse_targets(targets: Targets) -> list[AdapterRefused]:
         value = [shown(name) for name in targets.missing[:5]]
         found.append(refusal("no_matching_module", text, limit=0, value=value, hint=hint))
     if targets.unnamed:
-        text = f"{len(targets.unnamed)} modules have weights but no name in `target_modules`, `{shown(targets.unnamed[0])}` first"
+        count = many(len(targets.unnamed), "module")
+        text = f"weights but no name in `target_modules`: {count}, `{shown(targets.unnamed[0])}` first"
         hint = "configuration and weights come from different runs"
         found.append(refusal("extra_tensors", text, limit=0, value=len(targets.unnamed), hint=hint))
     return found
@@ -209,7 +211,7 @@ def _form_fault(factor: Placed) -> AdapterRefused | None:
 
 
 def _vision(count: int) -> AdapterRefused:
-    text = f"{count} modules lie in the vision tower, where this base applies no adapters"
+    text = f"{many(count, 'module')} in the vision tower, where this base applies no adapters"
     return refusal("vision_keys_not_served", text, limit=0, value=count)
 
 
@@ -228,9 +230,9 @@ def _unknown(paths: Sequence[str], some_landed: bool, base: BaseMap) -> AdapterR
     nearest = base.nearest(paths[0])
     hint = f"nearest in the base: `{nearest}`" if nearest else None
     if some_landed:
-        text = f"{len(paths)} modules are not in the base, `{shown(paths[0])}` first"
+        text = f"not in the base: {many(len(paths), 'module')}, `{shown(paths[0])}` first"
         return refusal("extra_tensors", text, limit=0, value=len(paths), hint=hint)
-    text = f"none of the adapter's {len(paths)} modules is in the base, `{shown(paths[0])}` first"
+    text = f"none of the adapter's modules ({len(paths)}) is in the base, `{shown(paths[0])}` first"
     return refusal("no_matching_module", text, limit=1, value=0, hint=hint)
 
 

@@ -70,6 +70,11 @@ def refusal(code: str, message: str, *, limit: Any = None, value: Any = None, hi
     return kind(message, reason=code, limit=limit, value=value, hint=hint or HINTS[code])
 
 
+def many(count: int, noun: str) -> str:
+    """`1 module`, `2 modules`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def shown(text: object, most: int = 120) -> str:
     """Foreign text as it may stand in a message: printable, at most `most` characters."""
     clean = str(text)

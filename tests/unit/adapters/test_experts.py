@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import inspect, prepare
+from adapters.registry.codec import decode_contract, encode_contract
 from adapters.types import ModuleShape
 from tests import peft_experts
 from tests.adapter_folders import PREFIX, read_safetensors
@@ -121,6 +123,15 @@ def test_without_the_base_nobody_knows_how_many_experts_there_are(tmp_path):
     seen = inspect(EXPERTS_PLAIN.write(tmp_path), None)
 
     assert [finding.reason for finding in seen.findings] == ["moe_layout_unsupported"]
+
+
+def test_a_contract_of_an_older_release_has_no_stacked_experts():
+    old = json.loads(encode_contract(SINGLE))
+    for shape in old["modules"].values():
+        del shape["experts"]
+
+    assert decode_contract(json.dumps(old).encode()) == SINGLE
+    assert decode_contract(encode_contract(STACKED)) == STACKED
 
 
 def test_equal_widths_are_told_apart_by_the_version_or_refused(tmp_path):
