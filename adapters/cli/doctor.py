@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from adapters.cli.gateway import Gateway
 from adapters.cli.output import size
 from adapters.cli.times import span
+from adapters.cli.work import read_cache_settings
 from adapters.errors import EngineUnavailable, LoraMuxError, StoreDenied, StoreError
 from adapters.names import AdapterRef
-from adapters.settings import CacheSettings, read_config, read_registry_settings, read_webhook_settings
+from adapters.settings import read_registry_settings, read_webhook_settings
 from adapters.types import AdapterEntry, BaseContract, Manifest
 
 Status = Literal["ok", "warn", "fail", "skip"]
@@ -135,10 +134,7 @@ def clock_check(there_s: float, before_s: float, after_s: float) -> Check:
 
 
 async def check_disk(patient: Patient) -> Check:
-    try:
-        cache = CacheSettings.model_validate(read_config(patient.config).get("cache") or {})
-    except ValidationError as error:
-        return Check("node cache", "fail", f"`cache`: {error.errors()[0]['msg']}", "correct the settings file")
+    cache = read_cache_settings(patient.config)
     used, free = await asyncio.to_thread(_disk, cache.dir)
     room = cache.budget_bytes - used
     text = f"{size(used)} of {size(cache.budget_bytes)} used, {size(free)} free on the disk"

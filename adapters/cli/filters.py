@@ -125,6 +125,11 @@ def nothing_fits(words: Sequence[str]) -> str:
     return f"no adapter fits {' '.join(words)}" if words else "no adapter fits"
 
 
+def parse_size(text: str) -> float:
+    """`500MB`, `1.5GB`, `2GiB` or a number, in bytes. Raises InvalidRequest."""
+    return _value("size", text)
+
+
 def _value(field: str, text: str) -> float:
     if field == "age":
         return duration_s(text)

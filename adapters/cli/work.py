@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 
 from adapters.cli.output import fail
 from adapters.errors import InvalidRequest, LoraMuxError, ModelNotFound
 from adapters.names import LATEST, PRODUCTION, AdapterRef, ModelName, check_adapter_name, check_base_id, parse_model_name
-from adapters.settings import read_registry_settings
+from adapters.settings import CacheSettings, read_config, read_registry_settings
 from adapters.types import By, Head
 
 WHO_VARIABLE = "LORAMUX_USER"
@@ -32,6 +33,14 @@ def run(config: Path | None, work: Callable[[Any], Coroutine[Any, Any, Any]], as
         return asyncio.run(opened())
     except LoraMuxError as error:
         fail(error, as_json)
+
+
+def read_cache_settings(config: Path | None) -> CacheSettings:
+    """Only the node cache's section. Raises InvalidRequest."""
+    try:
+        return CacheSettings.model_validate(read_config(config).get("cache") or {})
+    except ValidationError as error:
+        raise InvalidRequest(f"`cache`: {error.errors()[0]['msg']}", hint="correct the settings file") from None
 
 
 def usage(make: Callable[[], Any]) -> Any:

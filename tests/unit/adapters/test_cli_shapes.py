@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
-    author = Author(folder)
+    author = Author(folder, cache={"dir": str(folder / "cache")})
+    (folder / "cache" / ("0" * 64)).mkdir(parents=True)
     author.put_base(adapter_folders.TEXT)
     ref = "tiny/base:parrot@1"
     gateway.says = {"tiny/base": "base", ref: "parrot"}
@@ -70,6 +72,11 @@ def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
     tell("chat", "parrot@1", "Hello", *asked)
     tell("probe", "parrot@1", *asked)
     tell("ps", *asked)
+    _kept(tell, folder, asked)
+    return found
+
+
+def _kept(tell: Callable[..., None], folder: Path, asked: tuple[str, str]) -> None:
     tell("doctor")
     tell("whoami", *asked)
     tell("refresh", *asked)
@@ -80,7 +87,7 @@ def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
     tell("restore-backup", f"file://{folder}/copy")
     tell("sweep")
     tell("upgrade")
-    return found
+    tell("cache")
 
 
 def test_no_key_is_lost_or_changes_its_kind(shapes: dict[str, Any]):
