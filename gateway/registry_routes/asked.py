@@ -159,6 +159,11 @@ class Filters(Asked):
     after: AdapterId | None = Field(default=None, description="`last` of the page before, as `base:name`.")
 
 
+_KEY = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+Metric = Annotated[str, Field(pattern=rf"^{_KEY}=-?[0-9]{{1,15}}(\.[0-9]{{1,15}})?([eE][-+]?[0-9]{{1,2}})?$")]
+Tag = Annotated[str, Field(pattern=rf"^{_KEY}=[^\n]{{0,256}}$")]
+
+
 class UploadOptions(Asked):
     """What to make of an upload."""
 
@@ -173,8 +178,17 @@ class UploadOptions(Asked):
     keep_dtype: bool = Field(default=False, description="Keep float32.")
     allow_zero: bool = Field(default=False, description="Let an adapter without effect pass.")
     drop: Literal["vision"] | None = Field(default=None, description="Leave the vision tower's factors out; lossy.")
+    metric: list[Metric] = Field(default_factory=list, max_length=64, description="`key=number`: how good it is.")
+    tag: list[Tag] = Field(default_factory=list, max_length=32, description="`key=value`: a tag of the version.")
+    source_run: Text | None = Field(default=None, description="Training run that it comes from.")
+    source_step: int | None = Field(default=None, ge=0, le=MAX_REVISION, description="Step of that run.")
     wait_ready: bool = Field(default=False, description="Answer when a replica has loaded the version and said a token.")
     dry_run: bool = Field(default=False, description="Say what would happen, and do nothing.")
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    """`key=value` words as a mapping."""
+    return dict(word.partition("=")[::2] for word in words)
 
 
 def checked(base: str, name: str, alias: str | None = None) -> None:

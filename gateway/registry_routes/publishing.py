@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from adapters.adoption import Adoption, adopt, source_settings
 from adapters.contract import Inspection, PublishOptions, inspect, opened
 from adapters.contract.early import early_refusal
-from adapters.errors import AdapterRefused, InvalidRequest, LoraMuxError
+from adapters.errors import AdapterRefused, InvalidRequest, LoraMuxError, VersionConflict
 from adapters.publishing import Publication, base_contract, other_contracts, publish_folder
 from adapters.registry import Published
 from adapters.registry.aliases import check_unlocked
@@ -24,7 +24,7 @@ from gateway.limited import LimitedRoute
 from gateway.readiness import ready
 from gateway.receiving import ARCHIVES, Arrival, EarlyAnswer
 from gateway.registry_routes.answers import DryRunAnswer, PublishedAnswer, Readiness, answer, etag_of, rule_rows
-from gateway.registry_routes.asked import FromCaller, SourcePublication, UploadOptions, checked
+from gateway.registry_routes.asked import FromCaller, SourcePublication, UploadOptions, checked, pairs
 from gateway.registry_routes.changing import SEEN_WITHIN_S
 from gateway.sources import check_source
 
@@ -62,6 +62,7 @@ class Wanted:
     wait_ready: bool
     by: By
     options: PublishOptions
+    tags: dict[str, str] = field(default_factory=dict)
 
 
 def _wanted(request: Request, asked: UploadOptions | SourcePublication, by: By) -> Wanted:
@@ -75,7 +76,8 @@ def _wanted(request: Request, asked: UploadOptions | SourcePublication, by: By) 
         max_bytes=request.app.state.parts.settings.max_upload_bytes,
         drop=frozenset({asked.drop} if asked.drop else ()),
     )
-    return Wanted(asked.base, asked.name, asked.promote, asked.wait_ready, by, options)
+    tags = pairs(asked.tag) if isinstance(asked, UploadOptions) else {}
+    return Wanted(asked.base, asked.name, asked.promote, asked.wait_ready, by, options, tags)
 
 
 @upload_router.post("/publish", status_code=201, responses=_MADE | _REFUSALS, openapi_extra=_UPLOAD)
@@ -95,18 +97,25 @@ async def publish(request: Request, options: Annotated[UploadOptions, Query()], 
             source = await arrival.take(folder, _look(request, asked, contract))
             if options.dry_run:
                 return await _dry_run(request, asked, source, contract)
-            published = await publish_folder(
-                parts.registry,
-                Publication(
-                    asked.base, asked.name, source, message=asked.by.message, who=asked.by.who, source={"kind": "upload"}
-                ),
-                asked.options,
-            )
+            published = await publish_folder(parts.registry, _publication(options, asked, source), asked.options)
     except LoraMuxError as error:
         if arrival.complete:
             raise
         return EarlyAnswer(error)
     return await _concluded(request, asked, published, before)
+
+
+def _publication(options: UploadOptions, asked: Wanted, folder: Path) -> Publication:
+    told = {"kind": "upload", "run": options.source_run, "step": options.source_step}
+    return Publication(
+        base=asked.base,
+        name=asked.name,
+        folder=folder,
+        message=asked.by.message,
+        who=asked.by.who,
+        source={key: value for key, value in told.items() if value is not None},
+        metrics={key: float(value) for key, value in pairs(options.metric).items()},
+    )
 
 
 @router.post("/publish-source", status_code=201, responses=_MADE | _REFUSALS)
@@ -153,6 +162,10 @@ async def _before(request: Request, asked: Wanted) -> int:
         return 0
     head, _ = await parts.registry.truth.head(asked.base, asked.name)
     check_unlocked(head, asked.promote, asked.by)
+    expected = asked.by.expected_revision
+    if expected not in (None, head.revision):
+        text = f"`{asked.name}` is at revision {head.revision}, not {expected}"
+        raise VersionConflict(text, limit=expected, value=head.revision)
     return head.revision
 
 
@@ -195,9 +208,12 @@ async def _concluded(request: Request, asked: Wanted, published: Published, befo
     readiness = await ready(parts.backend, manifest, parts.settings.ready_timeout_s) if asked.wait_ready else None
     promoted = asked.promote if asked.promote and _may_move(readiness) else None
     if promoted:
-        head = await parts.registry.promote(asked.base, asked.name, promoted, manifest.ref.version, asked.by)
+        by = asked.by if before else replace(asked.by, expected_revision=None)  # the first version made the head
+        head = await parts.registry.promote(asked.base, asked.name, promoted, manifest.ref.version, by)
         parts.telling.tell(head, before)
-    else:
+    if asked.tags:
+        await parts.registry.tag(manifest.ref, asked.tags, By(asked.by.who, asked.by.message))
+    if asked.tags or not promoted:
         head = await parts.registry.head(asked.base, asked.name)
     version = manifest.ref.version
     seen = await parts.view.wait_seen(asked.base, asked.name, head.revision, version=version, timeout_s=SEEN_WITHIN_S)

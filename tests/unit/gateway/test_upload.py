@@ -89,6 +89,34 @@ async def test_an_upload_is_a_version_that_answers_at_once(http, folder):
     assert (shown["who"], shown["message"], shown["source"]) == ("ann", "first", {"kind": "upload"})
 
 
+async def test_an_upload_brings_its_tags_metrics_and_run(http, folder):
+    told = {
+        "tag": ["eval=passed", "owner=ann"],
+        "metric": ["solve_rate=0.71", "loss=1e-3"],
+        "source_run": "r7",
+        "source_step": 40,
+    }
+    made = await upload(http, folder, promote="production", **told)
+    shown = (await http.get("/registry/v1/version", params=TARGET)).json()
+    assert shown["tags"] == {"eval": "passed", "owner": "ann"}
+    assert shown["metrics"] == {"solve_rate": 0.71, "loss": 0.001}
+    assert shown["source"] == {"kind": "upload", "run": "r7", "step": 40}
+    assert made["aliases"] == {"production": 1}
+    assert (await http.get("/registry/v1/adapter", params=TARGET)).headers["etag"] == f'"{made["revision"]}"'
+
+
+async def test_a_promotion_with_an_old_revision_is_refused_before_anything_is_uploaded(http, registry, folder, tmp_path):
+    made = await upload(http, folder, promote="production")
+    other = plain(seed=8).write(tmp_path / "other")
+    query = TARGET | {"promote": "production"}
+    old, new = {"if-match": f'"{made["revision"] - 1}"'}, {"if-match": f'"{made["revision"]}"'}
+    refused = await http.post("/registry/v1/publish", params=query, files=files_of(other), headers=old)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "version_conflict")
+    assert await registry.versions(BASE, "crow") == [1]
+    taken = await http.post("/registry/v1/publish", params=query, files=files_of(other), headers=new)
+    assert taken.json()["aliases"] == {"production": 2}
+
+
 async def test_the_same_content_again_is_the_same_version(http, folder):
     first = await upload(http, folder)
     again = await upload(http, folder, status=200)
@@ -273,7 +301,18 @@ async def test_a_folder_without_weights_is_told_what_is_missing(http):
 
 
 @pytest.mark.parametrize(
-    "query", [{"name": "Crow"}, {"base": "a:b"}, {"promote": "v1"}, {"alpha": "nan"}, {"alpha": "0"}, {"drop": "all"}, {"x": "y"}]
+    "query",
+    [
+        {"name": "Crow"},
+        {"base": "a:b"},
+        {"promote": "v1"},
+        {"alpha": "nan"},
+        {"alpha": "0"},
+        {"drop": "all"},
+        {"x": "y"},
+        {"tag": "a"},
+        {"metric": "a=b"},
+    ],
 )
 async def test_a_wrong_option_is_a_400(http, folder, query):
     await upload(http, folder, status=400, **query)
