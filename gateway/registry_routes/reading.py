@@ -17,6 +17,7 @@ from gateway.documents import REVISION_HEADER, FreeAnswer, answers, errors
 from gateway.registry_routes.answers import (
     AdapterAnswer,
     AdapterPage,
+    AdapterRow,
     Generation,
     HistoryAnswer,
     LiveAnswer,
@@ -110,6 +111,13 @@ async def show_adapter(
         generation=parts.view.generation,
     )
     return answer(value, headers=etag_of(head.revision))
+
+
+@router.get("/versions", responses=answers(AdapterRow, headers=REVISION_HEADER) | errors(404))
+async def list_versions(request: Request, base: BaseId, name: Name) -> Response:
+    """The versions of one adapter as this gateway knows them, without a call to the store."""
+    entry = seen(request, base, name)
+    return answer(adapter_row(entry), headers=etag_of(entry.revision))
 
 
 @router.get("/version", responses=answers(ManifestAnswer, headers=REVISION_HEADER) | errors(404))

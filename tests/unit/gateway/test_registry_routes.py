@@ -214,6 +214,12 @@ async def test_show_holds_aliases_since_when_manifests_history_and_tags(http, re
     assert [version["version"] for version in shown["versions"]] == [1, 2]
 
 
+async def test_the_versions_of_an_adapter_are_listed(http):
+    listed = (await get(http, "versions", **PARROT)).json()
+    assert [(version["version"], version["retired"]) for version in listed["versions"]] == [(1, False), (2, False)]
+    await get(http, "versions", 404, base="demo", name="nobody")
+
+
 async def test_one_version_is_shown_by_number_or_alias(http):
     assert (await get(http, "version", **PARROT)).json()["ref"] == "demo:parrot@1"
     assert (await get(http, "version", **PARROT, version=2)).json()["ref"] == "demo:parrot@2"
