@@ -1,5 +1,6 @@
 """What PEFT itself answers: `python -m tests.peft_truth BASE OUT KINDS SPREAD` makes adapters of some kinds on a base and writes
-`OUT/<kind>` folders and `OUT/truth.json`: log probabilities of a fixed prompt, by transformers and PEFT in float32.
+`OUT/<kind>` folders and `OUT/truth.json`: log probabilities of a fixed prompt, by transformers and PEFT in float32, and what a
+merge adds to the first layer's experts, if it has any.
 
 It runs apart from the tests' process, which never imports torch.
 """
@@ -48,7 +49,6 @@ BOTH_WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 EXPERTS: dict[str, dict[str, Any]] = {
     "experts": {"r": 2, "lora_alpha": 8, "target_modules": [], "target_parameters": BOTH_WEIGHTS},
     "experts-and-attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"], "target_parameters": BOTH_WEIGHTS},
-    "attention": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "o_proj"]},
 }
 KINDS = {"scales": SCALES, "experts": EXPERTS}
 
@@ -59,6 +59,15 @@ def logprobs(model: Any) -> list[float]:
     with torch.no_grad():
         scores = model(input_ids=tokens).logits.float().log_softmax(-1)
     return scores[0, :-1].gather(1, tokens[0, 1:, None])[:, 0].tolist()
+
+
+def expert_deltas(base: Any, adapted: Any) -> dict[str, Any]:
+    """[expert, out, in] by weight; transformers keeps gpt-oss' weights the other way round."""
+    before = {name: value.clone() for name, value in base.state_dict().items() if "layers.0.mlp.experts" in name}
+    after = adapted.merge_and_unload().state_dict() if before else {}
+    turned = base.config.model_type == "gpt_oss"
+    deltas = {name.rpartition(".")[2]: after[name] - value for name, value in before.items() if value.dim() == 3}
+    return {name: (delta.transpose(1, 2) if turned else delta).tolist() for name, delta in deltas.items()}
 
 
 def make(base: Path, out: Path, kinds: dict[str, dict[str, Any]], spread: float) -> None:
@@ -75,7 +84,8 @@ def make(base: Path, out: Path, kinds: dict[str, dict[str, Any]], spread: float)
                 if ".lora_B." in name:
                     factor.normal_(0, spread)
         model.save_pretrained(out / kind)
-        truth["kinds"][kind] = logprobs(PeftModel.from_pretrained(load(base), out / kind).eval())
+        saved = PeftModel.from_pretrained(load(base), out / kind).eval()
+        truth["kinds"][kind] = {"logprobs": logprobs(saved), "deltas": expert_deltas(load(base), saved)}
     (out / "truth.json").write_text(json.dumps(truth))
 
 

@@ -97,7 +97,7 @@ def test_the_base_answers_as_in_transformers(served, truth):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_published_adapter_answers_as_peft_itself(served, truth, published_kinds, kind):
     """In float32 nothing is rounded; in bfloat16 the folded weights are, once. The base is always far away."""
-    peft = truth["kinds"][kind]
+    peft = truth["kinds"][kind]["logprobs"]
     assert distance(peft, truth["base"]) > 10 * ROUNDED_ONCE, "too weak to prove anything"
     assert distance(served(f"demo:{kind}-f32", truth["prompt"]), peft) < SAME_NUMBERS
     assert distance(served(f"demo:{kind}", truth["prompt"]), peft) < ROUNDED_ONCE
@@ -114,7 +114,7 @@ async def test_prompts_are_scored_side_by_side_without_a_mix_up(aclient, truth, 
 
     found = await asyncio.gather(*(score(kind, 10 + 2 * place) for place, kind in enumerate(kinds)))
     for kind, scores in zip(kinds, found, strict=True):
-        expected = truth["kinds"][kind] if kind else truth["base"]
+        expected = truth["kinds"][kind]["logprobs"] if kind else truth["base"]
         assert distance(scores, expected[: len(scores)]) < SAME_NUMBERS
 
 
