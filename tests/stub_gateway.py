@@ -22,6 +22,7 @@ class StubGateway:
         self.adapters: dict[str, dict[str, Any]] = {}
         self.refs: dict[str, str] = {}
         self.embeds = False
+        self.late_headers = False
         self.asked: list[tuple[str, str | None]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -77,6 +78,11 @@ class StubGateway:
         usage = {"model": model, "choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": len(words)}}
         return [*words, end, usage]
 
+    def sse(self, events: list[dict[str, Any]]) -> str:
+        """The events as they go over the wire; what came too late for the headers stands before them, as comments."""
+        late = ": keep-alive\n\n: x-loramux-tier: remote\n\n" if self.late_headers else ""
+        return late + "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         stub = self
 
@@ -90,16 +96,13 @@ class StubGateway:
 
             def _send(self, status: int, body: Any) -> None:
                 events = isinstance(body, list)
-                data = (
-                    "".join(f"data: {json.dumps(event)}\n\n" for event in body) + "data: [DONE]\n\n"
-                    if events
-                    else json.dumps(body)
-                )
+                data = stub.sse(body) if events else json.dumps(body)
                 self.send_response(status)
                 self.send_header("content-type", "text/event-stream" if events else "application/json")
                 self.send_header("content-length", str(len(data)))
                 if events:
                     self.send_header("x-loramux-adapter", body[-1]["model"])
+                if events and not stub.late_headers:
                     self.send_header("x-loramux-tier", "disk")
                 self.end_headers()
                 self.wfile.write(data.encode())

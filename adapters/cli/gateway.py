@@ -46,9 +46,13 @@ class Gateway:
 
     @contextlib.contextmanager
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[tuple[dict[str, str], Iterator[dict[str, Any]]]]:
-        """The headers and the events of a streamed answer, each as it arrives; an error in mid-stream is raised."""
+        """The headers and the events of a streamed answer, each as it arrives; an error in mid-stream is raised.
+
+        After a long wait some headers come late, as comments of the stream; they join the others then.
+        """
         with self._open(self._request(path, {}, body)) as response:
-            yield {key.lower(): value for key, value in response.headers.items()}, self._events(response)
+            headers = {key.lower(): value for key, value in response.headers.items()}
+            yield headers, self._events(response, headers)
 
     def readiness(self) -> dict[str, Any]:
         """`/readyz`: `status` is `ok`, or `starting` with what is missing."""
@@ -119,9 +123,12 @@ class Gateway:
                 hint=f"`loramux up`, or --gateway or {URL_VARIABLE}",
             ) from None
 
-    def _events(self, response: Any) -> Iterator[dict[str, Any]]:
+    def _events(self, response: Any, headers: dict[str, str]) -> Iterator[dict[str, Any]]:
         for line in response:
             text = line.decode(errors="replace").strip()
+            if text.startswith(": ") and ": " in text[2:]:
+                name, _, value = text[2:].partition(": ")
+                headers[name.lower()] = value
             if not text.startswith("data:") or text == "data: [DONE]":
                 continue
             event = json.loads(text.removeprefix("data:"))

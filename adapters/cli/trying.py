@@ -120,7 +120,6 @@ def _ask(door: Door, answer: Answer, body: dict[str, Any], heard: Any = None) ->
     try:
         with door.stream("/v1/chat/completions", {"model": answer.model, **body}) as (headers, events):
             answer.ref = headers.get("x-loramux-adapter")
-            answer.tier = headers.get("x-loramux-tier")
             for event in events:
                 answer.ref = event.get("model") or answer.ref
                 answer.usage = event.get("usage") or answer.usage
@@ -132,6 +131,7 @@ def _ask(door: Door, answer: Answer, body: dict[str, Any], heard: Any = None) ->
                         answer.parts.append(text)
                         if heard:
                             heard(text)
+            answer.tier = headers.get("x-loramux-tier")
     except LoraMuxError as error:
         answer.error = error
     answer.whole_s = time.monotonic() - start_s

@@ -48,6 +48,22 @@ def test_chat_streams_the_answer_and_says_who_spoke_on_stderr(author: Author):
     assert result.stderr.startswith("tiny/base:parrot@2  tier disk  first token ")
 
 
+def test_chat_knows_the_tier_also_when_it_came_late(author: Author, gateway: StubGateway):
+    gateway.late_headers = True
+    assert author.json("chat", "parrot@2", "Hello")["answers"][0]["tier"] == "remote"
+
+
+def test_an_error_in_mid_stream_ends_what_was_said(author: Author, gateway: StubGateway, monkeypatch: pytest.MonkeyPatch):
+    def broken(model: str) -> list[dict]:
+        word = {"model": model, "choices": [{"delta": {"content": "Squ"}}]}
+        return [word, {"model": model, "error": {"code": "engine_unavailable", "message": "the engine died"}}]
+
+    monkeypatch.setattr(gateway, "_events", broken)
+    said = author.run("chat", "parrot@2", "Hello", code=1)
+    assert said.startswith("Squ\n")
+    assert "engine_unavailable: the engine died" in said
+
+
 def test_chat_with_two_versions_gives_both_answers(author: Author):
     said = author.run("chat", "parrot@1", "parrot@2", "Hello")
     assert "== tiny/base:parrot@1\nSquawk!" in said
