@@ -82,6 +82,7 @@ class Stack:
         self.url = f"http://127.0.0.1:{port}"
         store = seaweed.settings("stack/registry", retry_timeout_s=1.0, connect_timeout_s=1.0, request_timeout_s=10.0)
         self.registry = RegistrySettings.model_validate(store.model_dump() | {"poll_interval_s": 0.5})
+        self.drop = seaweed.direct("stack/drop")  # around the proxy, so that looking there counts nowhere
         self.config = folder / "loramux.yaml"
         self.config.write_text(yaml.safe_dump(self._settings(bases, port)))
         self._process: subprocess.Popen[bytes] | None = None
@@ -89,9 +90,11 @@ class Stack:
     def _settings(self, bases: dict[str, Path], port: int) -> dict[str, Any]:
         registry = self.registry.model_dump(mode="json")
         registry["secret_access_key"] = self.registry.secret_access_key.get_secret_value()
+        drop = self.drop.model_dump(include={"url", "endpoint"}) | {"base": "demo", "interval_s": 0.5, "settle_s": 1}
         engines = {"demo": DEMO_ENGINE, "embed": POOLING_ENGINE}
         return {
             "registry": registry,
+            "drop": drop,
             "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
             "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
             "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU} for name, path in bases.items()],
