@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from adapters.errors import InvalidRequest, VersionConflict
 from adapters.registry import Registry
@@ -25,6 +26,7 @@ from serve_app.base_contract import (
     report,
     stored_tensors,
 )
+from serve_app.commands import app
 from serve_app.engine_vllm import _out_features, _parts
 from serve_app.warmup import write_zero_adapter
 from tests.fake_store import FakeStore
@@ -135,6 +137,39 @@ def test_a_base_that_is_to_be_served_without_adapters_takes_none(tmp_path):
     file.write_text("bases: [{id: demo, engine: {max_lora_rank: 16}}]")
     with pytest.raises(InvalidRequest, match="without adapters"):
         engine_arguments("demo", file)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Runs `loramux base-contract` with empty settings; gives exit code and what it said."""
+    (tmp_path / "loramux.yaml").write_text("{}")
+
+    def run(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["base-contract", *words, "--config", str(tmp_path / "loramux.yaml")])
+        return result.exit_code, result.output
+
+    return run
+
+
+def test_the_command_takes_one_place_to_write_to(command):
+    code, said = command("./base", "--id", "demo", "--out", "x.json", "--publish")
+    assert code == 2
+    assert "--out or --publish" in said
+
+
+def test_the_command_says_early_that_there_is_no_base_and_no_registry(command, tmp_path):
+    assert command("./absent", "--id", "demo")[0] == 1
+    code, said = command(str(tmp_path), "--id", "demo")
+    assert code == 1
+    assert "config.json" in said
+    assert str(tmp_path) not in said
+    code, said = command("./absent", "--id", "demo", "--publish")
+    assert code == 1
+    assert "no registry is configured" in said
+
+
+def test_the_command_refuses_an_id_that_the_model_field_cant_hold(command):
+    assert command("./absent", "--id", "a:b")[0] == 1
 
 
 async def test_a_base_that_is_known_otherwise_is_replaced_only_on_demand():
