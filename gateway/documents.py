@@ -35,10 +35,10 @@ ANSWER_HEADERS = {
 }
 
 
-MODEL_PATTERN = (
-    r"^[A-Za-z0-9][A-Za-z0-9/._-]{0,199}"
-    r"(:([a-z0-9][a-z0-9._-]{0,62}/)?[a-z0-9][a-z0-9._-]{0,62}(@([1-9][0-9]{0,8}|[a-z][a-z0-9-]{0,31}))?)?$"
-)
+# `v` and digits alone would look like a version.
+ALIAS_PATTERN = "([a-uw-z][a-z0-9-]{0,31}|v([0-9]{0,15}[a-z-][a-z0-9-]{0,15})?)"
+_SEGMENT = "[a-z0-9][a-z0-9._-]{0,62}"
+MODEL_PATTERN = f"^[A-Za-z0-9][A-Za-z0-9/._-]{{0,199}}(:({_SEGMENT}/)?{_SEGMENT}(@([1-9][0-9]{{0,8}}|{ALIAS_PATTERN}))?)?$"
 ModelId = Annotated[
     str,
     Field(description="`base`, `base:name`, `base:name@7` or `base:name@alias`.", json_schema_extra={"pattern": MODEL_PATTERN}),

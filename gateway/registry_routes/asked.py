@@ -12,6 +12,7 @@ from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import PRODUCTION, check_adapter_name, check_alias, check_base_id
 from adapters.registry.aliases import MAX_MESSAGE_CHARS
 from adapters.types import By
+from gateway.documents import ALIAS_PATTERN
 
 MAX_REVISION = 2**53
 MAX_ROWS = 1000
@@ -38,7 +39,7 @@ Name = Annotated[
 ]
 Alias = Annotated[
     str,
-    Field(description="Name of the alias.", json_schema_extra={"pattern": r"^[a-z][a-z0-9-]{0,31}$"}),
+    Field(description="Name of the alias.", json_schema_extra={"pattern": f"^{ALIAS_PATTERN}$"}),
 ]
 Version = Annotated[int, Field(strict=True, ge=1, le=999_999_999, description="Number of the version."), BeforeValidator(_whole)]
 QueryVersion = Annotated[int, Query(ge=1, le=999_999_999, description="Number of the version.")]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from adapters.errors import InvalidRequest, ModelNotFound, StoreUnreachable
-from adapters.names import AdapterRef
+from adapters.names import PRODUCTION, AdapterRef
 from adapters.registry import aliases
 from adapters.types import AdapterEntry, Head, VersionEntry
 from gateway.documents import REVISION_HEADER, FreeAnswer, answers, errors
@@ -125,10 +125,9 @@ async def show_version(
     request: Request, base: BaseId, name: Name, version: QueryVersion | None = None, alias: Alias | None = None
 ) -> Response:
     """The manifest of one version: by number, by alias, or the one that `production` names."""
-    _, head = await known(request, base, name)
-    number = version if version is not None else head.aliases.get(alias or "production")
-    if number is None:
-        raise ModelNotFound(f"`{base}:{name}` has no alias `{(alias or 'production')[:40]}`", param="alias")
+    entry, head = await known(request, base, name)
+    number = version if version is not None else head.aliases.get(alias or PRODUCTION)
+    number = pick(entry, None, alias).version if number is None else number
     manifest = await request.app.state.parts.registry.manifest(AdapterRef(base, name, number))
     return answer(manifest_answer(manifest, head), headers=etag_of(head.revision))
 
@@ -139,13 +138,18 @@ async def history(
     base: BaseId,
     name: Name,
     alias: Annotated[Alias | None, Query(description="Only this alias.")] = None,
+    at: Annotated[
+        str | None, Query(description="Only what had happened by then.", json_schema_extra={"format": "date-time"})
+    ] = None,
     limit: Rows = 100,
     before: Annotated[int, Query(ge=0, description="How many of the newest rows to leave out.")] = 0,
 ) -> Response:
     """What happened to an adapter, newest first: who, when, from, to, why."""
     checked(base, name, alias)
+    moment = _moment(at) if at is not None else None
     _, head = await known(request, base, name)
-    rows = [row for row in reversed(head.history) if alias in (None, row.alias)][before:]
+    told = [row for row in reversed(head.history) if alias in (None, row.alias) and (moment is None or row.at <= moment)]
+    rows = told[before:]
     value = HistoryAnswer(base, name, head.revision, [history_row(row) for row in rows[:limit]], len(rows) > limit)
     return answer(value, headers=etag_of(head.revision))
 
@@ -156,7 +160,7 @@ async def live(
     base: BaseId,
     name: Name,
     at: Annotated[str, Query(description="ISO 8601; UTC where no zone is given.", json_schema_extra={"format": "date-time"})],
-    alias: Alias = "production",
+    alias: Alias = PRODUCTION,
 ) -> Response:
     """What an alias named at a time."""
     checked(base, name, alias)
@@ -230,8 +234,8 @@ def seen(request: Request, base: str, name: str) -> AdapterEntry:
 
 def pick(entry: AdapterEntry, version: int | None, alias: str | None) -> VersionEntry:
     """One version of the adapter, retired ones too. Raises ModelNotFound."""
-    number = version if version is not None else entry.version_of(alias or "production")
+    number = version if version is not None else entry.version_of(alias or PRODUCTION)
     if number is None or number not in entry.versions:
-        wanted = f"version {version}" if version is not None else f"alias `{(alias or 'production')[:40]}`"
+        wanted = f"version {version}" if version is not None else f"alias `{(alias or PRODUCTION)[:40]}`"
         raise ModelNotFound(f"`{entry.base}:{entry.name}` has no {wanted}", param="version" if version is not None else "alias")
     return entry.versions[number]

@@ -130,6 +130,7 @@ async def test_what_was_live_at_a_time_is_told_with_the_row_that_decided_it(http
     assert (then["version"], then["row"]["to_version"]) == (1, 1)
     now = (await get(http, "live", **PARROT, at="2999-01-01T00:00:00+02:00")).json()
     assert now["version"] == 2
+    assert len((await get(http, "history", **PARROT, at=first)).json()["history"]) == 1
     before = (await get(http, "live", **PARROT, at="2001-01-01")).json()
     assert (before["version"], before["row"]) == (None, None)
     assert (await get(http, "live", 400, **PARROT, at="yesterday")).json()["error"]["param"] == "at"
@@ -222,7 +223,8 @@ async def test_the_versions_of_an_adapter_are_listed(http):
 
 async def test_one_version_is_shown_by_number_or_alias(http):
     assert (await get(http, "version", **PARROT)).json()["ref"] == "demo:parrot@1"
-    assert (await get(http, "version", **PARROT, version=2)).json()["ref"] == "demo:parrot@2"
+    for chosen in ({"version": 2}, {"alias": "latest"}):
+        assert (await get(http, "version", **PARROT, **chosen)).json()["ref"] == "demo:parrot@2"
     await get(http, "version", 404, **PARROT, alias="canary")
     await get(http, "version", 404, **PARROT, version=9)
 
