@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from adapters.errors import InvalidRequest
 from adapters.names import AdapterRef
 from adapters.registry import aliases, codec, layout
+from adapters.registry.at_once import each
 from adapters.registry.index import SweepReport
 from adapters.registry.layout import AdapterName
+from adapters.registry.moments import now, unix_s
 from adapters.registry.registry import Registry
 from adapters.registry.uploads import GRACE_S, NOTICE_LIFE_S, is_notice, notice_key
 from adapters.store import Listed
@@ -267,7 +268,7 @@ def _touched_s(head: Head, manifest: Manifest) -> float:
     """When the version was published, or retired since."""
     version = manifest.ref.version
     retired = [row.at for row in head.history if row.kind == aliases.RETIRE and row.to_version == version]
-    return max(_unix_s(at) for at in (manifest.created_at, *retired[-1:]))
+    return max(unix_s(at) for at in (manifest.created_at, *retired[-1:]))
 
 
 def _sorted_out(
@@ -301,7 +302,7 @@ def _due_times(
             if marked is None and manifest.ref not in collect:
                 due[manifest.digest] = None
                 continue
-            at_s = (now_s if marked is None else _unix_s(marked)) + grace_s
+            at_s = (now_s if marked is None else unix_s(marked)) + grace_s
             before = due.get(manifest.digest, 0.0)
             due[manifest.digest] = None if before is None else max(before, at_s)
     return due
@@ -347,7 +348,7 @@ class _Run:
         self._spared: list[tuple[str, str]] = []
 
     async def run(self) -> CollectionReport:
-        await _each(self._to_collect().items(), lambda each: self._mark(*each))
+        await each(self._to_collect().items(), lambda marked: self._mark(*marked), CALLS_AT_ONCE)
         index = await self._registry.sweep()  # gateways see the marks long before a file goes
         for key in self._plan.leftovers:
             await self._store.delete(key)
@@ -383,7 +384,7 @@ class _Run:
             kept.update(why_kept(AdapterState(head, manifests), self._plan.policy, self._plan.in_use, time.time()))
             new = head
             for version in sorted(versions - kept.keys()):
-                row = HistoryRow(None, None, None, _now(), self._by.who, self._by.message)
+                row = HistoryRow(None, None, None, now(), self._by.who, self._by.message)
                 new = aliases.collected(new, version, row) or new
             return None if new is head else new
 
@@ -398,12 +399,12 @@ class _Run:
     async def _delete(self, batch: dict[str, list[Blob]]) -> None:
         """Deletes the files of a few digests. Whoever publishes them shows in this look, or sees the notice and waits."""
         started_s = time.monotonic()
-        note = codec.encode_note({"at": _now()})
-        await _each(batch, lambda digest: self._store.put(notice_key(digest, self._id), note))
+        note = codec.encode_note({"at": now()})
+        await each(batch, lambda digest: self._store.put(notice_key(digest, self._id), note), CALLS_AT_ONCE)
         due = await self._due_now(batch)
-        await _each(batch.items(), lambda each: self._delete_one(*each, due.get(each[0], 0.0), started_s))
+        await each(batch.items(), lambda found: self._delete_one(*found, due.get(found[0], 0.0), started_s), CALLS_AT_ONCE)
         # not after an error: a deletion without an answer may still be on its way
-        await _each(batch, lambda digest: self._store.delete(notice_key(digest, self._id)))
+        await each(batch, lambda digest: self._store.delete(notice_key(digest, self._id)), CALLS_AT_ONCE)
 
     async def _delete_one(self, digest: str, blobs: list[Blob], due_s: float | None, started_s: float) -> None:
         rows = {row.key: row async for row in self._store.list(layout.blob_folder(digest))}
@@ -450,30 +451,6 @@ class _Run:
         return list(await asyncio.gather(*map(read, refs)))
 
 
-async def _each(items: Iterable[T], work: Callable[[T], Awaitable[object]]) -> None:
-    """Works on a few items at a time; after an error no more are begun."""
-    gate = asyncio.Semaphore(CALLS_AT_ONCE)
-
-    async def one(item: T) -> None:
-        async with gate:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for item in items:
-                group.create_task(one(item))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
 def _is_blob(key: str) -> bool:
     parts = key.split("/")
     return len(parts) == 3 and key == layout.blob_key(parts[1], parts[2]) and parts[2] in ADAPTER_FILES
-
-
-def _unix_s(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from adapters.errors import StoreConflict, StoreMissing, VersionConflict
 from adapters.names import AdapterRef
 from adapters.registry import codec, layout
+from adapters.registry.at_once import each
 from adapters.registry.index import ListedAdapter, SweepReport
 from adapters.registry.layout import AdapterName
 from adapters.registry.registry import Registry
@@ -89,7 +90,7 @@ class _Copy:
         there = await self._to.truth.adapters()
         self._sizes_there = {row.key: row.size_bytes for row in await _rows(self._target, layout.BLOBS)}
         shared = sorted(listed.keys() & there.keys())
-        await _each(shared, lambda adapter: self._refuse_other_history(adapter, listed[adapter], there[adapter]))
+        await each(shared, lambda adapter: self._refuse_other_history(adapter, listed[adapter], there[adapter]), ADAPTERS_AT_ONCE)
         await self._copy_notes(layout.BASES)
         done = 0
 
@@ -99,7 +100,7 @@ class _Copy:
             done += 1
             self._progress(done, len(listed))
 
-        await _each(sorted(listed), adapter_and_tell)
+        await each(sorted(listed), adapter_and_tell, ADAPTERS_AT_ONCE)
         await self._copy_notes(layout.ADOPTED)
         return self._report(listed.values(), await self._to.sweep())
 
@@ -285,22 +286,6 @@ def _other_history(what: str) -> VersionConflict:
         value=what,
         hint="copy into an empty place, or retire one of the two registries",
     )
-
-
-async def _each(items: Iterable[AdapterName], work: Callable[[AdapterName], Awaitable[None]]) -> None:
-    """Works on a few items at a time; the first error ends all."""
-    gate = asyncio.Semaphore(ADAPTERS_AT_ONCE)
-
-    async def one(item: AdapterName) -> None:
-        async with gate:
-            await work(item)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for item in items:
-                group.create_task(one(item))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 async def _rows(store: Store, prefix: str) -> list[Listed]:

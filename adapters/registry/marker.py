@@ -6,10 +6,10 @@ The first publication asks the store (`adapters.store.conditional`) and writes t
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 
 from adapters.errors import StoreConflict, StoreMisconfigured, StoreMissing
 from adapters.registry import codec, layout
+from adapters.registry.moments import now
 from adapters.store import Store
 from adapters.store.conditional import ConditionalWrites, probe
 
@@ -48,7 +48,7 @@ class Marker:
     async def _create(self) -> None:
         check_honoured(await probe(self._store))
         try:
-            await self._store.create(layout.MARKER, codec.encode_marker(checked_at=datetime.now(UTC).isoformat()))
+            await self._store.create(layout.MARKER, codec.encode_marker(checked_at=now()))
         except StoreConflict:  # somebody else was first
             await self._is_there()
 

@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from adapters.errors import (
@@ -27,6 +26,7 @@ from adapters.registry import aliases, codec, layout
 from adapters.registry.heads import MAX_ATTEMPTS, Change, Heads, jitter
 from adapters.registry.index import Index, SweepReport, Truth
 from adapters.registry.marker import Marker
+from adapters.registry.moments import now
 from adapters.registry.uploads import Progress, Upload
 from adapters.registry.weights import check_weights
 from adapters.store import Store
@@ -297,7 +297,7 @@ async def _yes() -> bool:
 
 def _row(by: By, kind: str) -> HistoryRow:
     """A row of the history that is still to be filled with what happened."""
-    return HistoryRow(None, None, None, at=_now(), who=by.who, message=by.message, kind=kind)
+    return HistoryRow(None, None, None, at=now(), who=by.who, message=by.message, kind=kind)
 
 
 def _named(head: Head, alias: str) -> tuple[int | None, dict[int, int] | None]:
@@ -339,7 +339,7 @@ def _manifest(ref: AdapterRef, prepared: PreparedAdapter) -> Manifest:
         rank=prepared.rank,
         alpha=prepared.alpha,
         modules=prepared.modules,
-        created_at=_now(),
+        created_at=now(),
         base_fingerprint=prepared.base_fingerprint,
         num_modules=prepared.num_modules,
         rules=prepared.rules,
@@ -358,7 +358,3 @@ def _finite(metrics: dict[str, float]) -> dict[str, float]:
         if not math.isfinite(value):
             raise InvalidRequest(f"the metric `{key}` is {value}; a finite number is needed", param="metrics")
     return {key: float(value) for key, value in metrics.items()}
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
