@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -22,7 +22,7 @@ from adapters.types import BaseContract, By, Head
 from gateway.documents import REVISION_HEADER, errors
 from gateway.limited import LimitedRoute
 from gateway.readiness import ready
-from gateway.receiving import ARCHIVES, Arrival, EarlyAnswer
+from gateway.receiving import ARCHIVES, Arrival, EarlyAnswer, Look
 from gateway.registry_routes.answers import DryRunAnswer, PublishedAnswer, Readiness, answer, etag_of, rule_rows
 from gateway.registry_routes.asked import FromCaller, SourcePublication, UploadOptions, checked, pairs
 from gateway.registry_routes.changing import SEEN_WITHIN_S
@@ -139,7 +139,7 @@ async def _adopted(request: Request, address: str, asked: Wanted) -> Published:
     )
 
 
-def _look(request: Request, asked: Wanted, contract: BaseContract | None) -> Any:
+def _look(request: Request, asked: Wanted, contract: BaseContract | None) -> Look:
     """The contract's structural part on what is there; refuses as the whole contract would."""
 
     async def look(config: Path, header: bytes) -> None:

@@ -123,6 +123,17 @@ async def test_the_same_content_again_is_the_same_version(http, folder):
     assert (again["version"], again["digest"], again["created"]) == (1, first["digest"], False)
 
 
+async def test_the_same_content_from_two_at_once_is_one_version(http, folder):
+    async def one() -> dict:
+        answer = await http.post("/registry/v1/publish", params=TARGET, files=files_of(folder))
+        assert answer.status_code in (200, 201), answer.text
+        return answer.json()
+
+    made = await asyncio.gather(one(), one())
+    assert [each["version"] for each in made] == [1, 1]
+    assert sorted(each["created"] for each in made) == [False, True]
+
+
 async def test_files_may_come_in_any_order_and_in_small_pieces(http, folder):
     config, weights = (folder / "adapter_config.json").read_bytes(), (folder / "adapter_model.safetensors").read_bytes()
     digests = set()
