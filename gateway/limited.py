@@ -13,9 +13,9 @@ from adapters.errors import BodyTooLarge
 
 async def read_limited(request: Request, limit: int) -> bytes:
     """The body. Raises BodyTooLarge as soon as it is known to be over `limit` bytes."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large(int(declared), limit)
+    declared = announced_bytes(request)
+    if declared > limit:
+        raise too_large(declared, limit)
     parts, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -23,6 +23,12 @@ async def read_limited(request: Request, limit: int) -> bytes:
             raise too_large(size, limit)
         parts.append(chunk)
     return b"".join(parts)
+
+
+def announced_bytes(request: Request) -> int:
+    """The body's length as the client announces it; 0 without one."""
+    text = request.headers.get("content-length", "")
+    return int(text[:18]) if text.isascii() and text.isdigit() else 0
 
 
 def too_large(size: int, limit: int) -> BodyTooLarge:

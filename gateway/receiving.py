@@ -14,6 +14,7 @@ from adapters.contract.early import header_end
 from adapters.errors import BodyTooLarge, InvalidRequest, LoraMuxError
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE
 from gateway.errors import error_body, error_headers, row_of
+from gateway.limited import announced_bytes
 from gateway.multipart import Begin, Data, Event, Multipart
 from gateway.settings import GatewaySettings
 from gateway.uploads import SpooledFile
@@ -47,9 +48,9 @@ class Arrival:
 
     def check_announced(self) -> None:
         """Raises BodyTooLarge for a length over the limit, InvalidRequest for a body of another kind."""
-        declared = self._request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > self._settings.max_upload_bytes:
-            raise self._too_large(int(declared))
+        declared = announced_bytes(self._request)
+        if declared > self._settings.max_upload_bytes:
+            raise self._too_large(declared)
         if self._kind not in ARCHIVES and self._kind != "multipart/form-data":
             raise InvalidRequest(
                 f"an upload is multipart/form-data or an archive ({', '.join(sorted(ARCHIVES))}), not `{self._kind[:80]}`",
