@@ -24,6 +24,7 @@ BASES = "bases/"
 INDEX = "index/"
 ADOPTED = "adopted/"
 MARKER = "registry.json"
+PROBES = "doctor/"  # what a store is asked with; left behind where nobody may delete
 NUM_SHARDS = 256
 
 MAX_KEY_BYTES = 900  # S3 takes 1,024 with the prefix
@@ -127,6 +128,6 @@ def shard_of_key(key: str) -> int | None:
 
 def is_ours(key: str) -> bool:
     """Whether a release of ours writes such a key, files of versions aside."""
-    if key == MARKER or key.startswith((INDEX, ADOPTED)):
+    if key == MARKER or key.startswith((INDEX, ADOPTED, PROBES)):
         return True
     return any(found is not None for found in (ref_of_key(key), adapter_of_head_key(key), base_of_contract_key(key)))

@@ -12,9 +12,8 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, fields
 
 from adapters.errors import StoreConflict, StoreDenied, StoreError, StoreMissing
+from adapters.registry.layout import PROBES
 from adapters.store import Store
-
-PREFIX = "doctor/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class ConditionalWrites:
         return tuple(field.name for field in fields(self) if field.name != "delete" and not getattr(self, field.name))
 
 
-async def probe(store: Store, prefix: str = PREFIX) -> ConditionalWrites:
+async def probe(store: Store, prefix: str = PROBES) -> ConditionalWrites:
     """Tries each promise on objects of its own under `prefix`, and removes them. About a dozen calls.
 
     Raises the store's errors: what can't be reached or read is not known to break a promise.

@@ -55,7 +55,7 @@ BREAKS = {
     "config_invalid": lambda folder: (folder / "adapter_config.json").write_text("{nonsense"),
     "dora_unsupported": lambda folder: edit_config(folder, use_dora=True),
     "extra_weights": lambda folder: edit_config(folder, modules_to_save=["lm_head"]),
-    "no_matching_module": lambda folder: edit_config(folder, target_modules=["no_such_proj"]),
+    "extra_tensors": lambda folder: edit_config(folder, target_modules=["no_such_proj"]),
 }
 
 
