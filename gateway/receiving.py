@@ -31,6 +31,7 @@ ARCHIVES = {
     "application/x-zip-compressed": ".zip",
 }
 ARCHIVE_ENDS = (".tar", ".tar.gz", ".tgz", ".zip")
+PROGRESS_BYTES = 64 * 2**10  # in each `upload_idle_s`: who drips keeps others from uploading
 DRAIN_S = 3.0
 DRAIN_BYTES = 64 * 2**20
 
@@ -86,15 +87,16 @@ class Arrival:
         return files.source()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
+        clock = asyncio.get_running_loop()
+        deadline_s, asked_for = clock.time() + self._settings.upload_idle_s, PROGRESS_BYTES
         while not self.complete:
             try:
-                async with asyncio.timeout(self._settings.upload_idle_s):
+                async with asyncio.timeout_at(deadline_s):
                     message = await self._request.receive()
             except TimeoutError:
                 limit = self._settings.upload_idle_s
-                raise InvalidRequest(
-                    f"the upload paused for more than {limit:g} s", reason="upload_paused", limit=limit
-                ) from None
+                text = f"less than {PROGRESS_BYTES} bytes of the upload came in {limit:g} s"
+                raise InvalidRequest(text, reason="upload_paused", limit=limit) from None
             if message["type"] == "http.disconnect":
                 raise InvalidRequest("the upload broke off", reason="upload_cut_off", value=self.size_bytes)
             chunk = message.get("body", b"")
@@ -103,6 +105,8 @@ class Arrival:
             if self.size_bytes > self._settings.max_upload_bytes:
                 raise self._too_large(self.size_bytes)
             yield chunk
+            if self.size_bytes >= asked_for:
+                deadline_s, asked_for = clock.time() + self._settings.upload_idle_s, self.size_bytes + PROGRESS_BYTES
 
     def _too_large(self, size: int) -> BodyTooLarge:
         limit = self._settings.max_upload_bytes

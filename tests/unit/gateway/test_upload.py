@@ -359,15 +359,17 @@ async def test_more_uploads_than_places_are_a_503_that_says_when_to_come_again(h
     assert (await send(http, multipart([("a", b"x")]))).status_code != 503
 
 
-async def test_a_client_that_pauses_too_long_is_let_go(app, http):
-    object.__setattr__(app.state.parts, "settings", app.state.parts.settings.model_copy(update={"upload_idle_s": 0.05}))
+@pytest.mark.parametrize("pauses_s", [[0.6], [0.03] * 20])
+async def test_a_client_that_pauses_or_drips_is_let_go(app, http, pauses_s):
+    object.__setattr__(app.state.parts, "settings", app.state.parts.settings.model_copy(update={"upload_idle_s": 0.2}))
 
-    async def pausing() -> AsyncIterator[bytes]:
+    async def dripping() -> AsyncIterator[bytes]:
         yield b"--b\r\n"
-        await asyncio.sleep(0.4)
-        yield b"--b--\r\n"
+        for pause_s in pauses_s:
+            await asyncio.sleep(pause_s)
+            yield b"x"
 
-    answer = await send(http, pausing())
+    answer = await send(http, dripping())
     assert (answer.status_code, answer.json()["error"]["reason"]) == (400, "upload_paused")
 
 
