@@ -20,6 +20,7 @@ MAX_CONFIG_BYTES = 2**20
 MAX_INDEX_BYTES = 16 * 2**20
 
 VISION_WEIGHTS = "vit.safetensors"
+ADDED_TOKENS_WEIGHTS = "new_embeddings.safetensors"
 # Folders deeper than this, or more of them, are not looked for adapters.
 MAX_DEPTH = 4
 MAX_FOLDERS = 2000
@@ -34,6 +35,7 @@ _POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version ")
 _FOREIGN_FILES = {
     "adapters.safetensors": ("mlx-lm", "train with PEFT, or fuse the adapter and serve it as a base"),
     "adapters.npz": ("mlx-lm", "train with PEFT, or fuse the adapter and serve it as a base"),
+    "lit_model.pth.lora": ("LitGPT", "train with PEFT, or merge with `litgpt merge_lora` and serve the result as a base"),
     "pytorch_lora_weights.safetensors": ("diffusers", "an adapter of an image model can't be served by a language model"),
 }
 _FOREIGN_KEY = re.compile(r"lora_(unet|te\d?)_|\.lora_(down|up)\.|\.lora_[ab](\.weight)?$|\.linear_(in|out)\.")

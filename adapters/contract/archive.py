@@ -30,6 +30,9 @@ MAX_NAME_CHARS = 255
 MAX_DIRECTORY_BYTES = 4 * 2**20
 
 _CHUNK = 2**20
+# The decompressors of other kinds may take any amount of memory before they give the first byte.
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DESKTOP_FILES = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
 # What tarfile may read in one piece: long names and attributes are read whole, before anybody can look at them.
 _MAX_READ = 4 * 2**20
 _BROKEN = (
@@ -77,7 +80,11 @@ def _unpack(source: Path, folder: _Folder) -> None:
             elif file.read(2) == b"\x1f\x8b":
                 file.seek(0)
                 with gzip.GzipFile(fileobj=file) as plain:
-                    _unpack_tar(_Counted(plain, folder.max_bytes), folder)
+                    counted = _Counted(plain, folder.max_bytes)
+                    _unpack_tar(counted, folder)
+                    # The checksum is at the very end, behind the padding that a tar ends with.
+                    while counted.read(_CHUNK):
+                        pass
             else:
                 file.seek(0)
                 _unpack_tar(_Counted(file, folder.max_bytes), folder)
@@ -113,6 +120,13 @@ def _unpack_zip(file: BinaryIO, folder: _Folder) -> None:
                 raise _unsafe("a link or a special file", info.filename)
             if info.flag_bits & 1:
                 raise _unsafe("an encrypted file", info.filename)
+            if info.compress_type not in _COMPRESSIONS:
+                raise refusal(
+                    "archive_corrupt",
+                    "a member is compressed in a way that is not taken",
+                    limit="deflate",
+                    value=info.compress_type,
+                )
             with archive.open(info) as data:
                 folder.add(info.filename, info.file_size, data)
 
@@ -211,7 +225,7 @@ def _checked_parts(name: str) -> list[str]:
         raise _unsafe("a name that leaves the folder", name)
     if len(parts) > MAX_DEPTH or any(len(part.encode(errors="replace")) > MAX_NAME_CHARS for part in parts):
         raise _unsafe("a name that is too long or too deep", name)
-    if parts and ("__MACOSX" in parts or parts[-1].startswith("._")):
+    if parts and ("__MACOSX" in parts or parts[-1].startswith("._") or parts[-1] in _DESKTOP_FILES):
         return []
     return parts
 

@@ -24,7 +24,8 @@ Sink = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class CanonicalFile:
-    """What was emitted: size in bytes, SHA-256 (hex), whether any B differs from zero, and values that a cast made zero."""
+    """What was emitted: size in bytes, SHA-256 (hex), whether any module's B @ A can differ from zero, and values
+    that a cast made zero."""
 
     size_bytes: int
     sha256: str
@@ -51,7 +52,7 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
     recent = _Recent()
     hasher = hashlib.sha256()
     size = flushed = 0
-    changes = False
+    nonzero: set[tuple[str, str]] = set()
 
     def send(piece: bytes) -> None:
         nonlocal size
@@ -63,8 +64,10 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
     for job in jobs:
         values, zeroed = _published(job, recent)
         flushed += zeroed
-        changes = changes or (job.side == "B" and _has_nonzero(values))
+        if _has_nonzero(values):
+            nonzero.add((job.plan.path, job.side))
         send(values.tobytes())
+    changes = any({(plan.path, "A"), (plan.path, "B")} <= nonzero for plan in plans)
     return CanonicalFile(size, hasher.hexdigest(), changes, flushed)
 
 

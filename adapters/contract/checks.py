@@ -26,7 +26,10 @@ _MEGATRON_NAMES = {
     "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",),
 }
-_IMAGE_MODEL = re.compile(r"(unet|transformer|text_encoder(_\d)?)\.")
+# `transformer.` alone says nothing: older language models begin with it too.
+_IMAGE_MODEL = re.compile(r"(unet|text_encoder(_\d)?|transformer\.(.+\.)?((single_)?transformer_blocks|to_[qkv]))(\.|$)")
+# What `ensure_weight_tying` trains as one; PEFT takes the second of them out of `target_modules`.
+_TIED = frozenset({"embed_tokens", "lm_head"})
 _OTHER_TEXT = {
     "dora_unsupported": "holds magnitude vectors of DoRA",
     "lora_bias_unsupported": "holds biases on the low-rank path",
@@ -143,17 +146,19 @@ def compare_targets(
     if not config.target_modules or not plans:
         return Targets()
     strip_module = base is None or not base.has_module_part
-    targets = [hf for name in config.target_modules for hf in _MEGATRON_NAMES.get(name, (name,))]
-    names = {clean_path(name, strip_module=strip_module) for name in targets}
-    homes = {home.module for name in names if base and (home := base.home_of(name))}
     endings = [_endings(plan) for plan in plans]
     known = set().union(*endings, *(_ends(path) for path in dropped))
+    listed = {clean_path(name, strip_module=strip_module) for name in config.target_modules}
+    # A name that the file itself has is meant as it stands: a vision tower has a `linear_fc1` of its own.
+    names = {hf for name in listed for hf in ((name,) if name in known else _MEGATRON_NAMES.get(name, (name,)))}
+    homes = {home.module for name in names if base and (home := base.home_of(name))}
+    covered = names.union(*(_MEGATRON_NAMES.get(name, ()) for name in listed), _TIED if config.ties_weights else ())
     absent = sorted(name for name in names if name not in known and not _same_home(name, base, plans))
     missing = [name for name in absent if base and not config.chooses_modules and _must_have_weights(name, base)]
     unnamed = [
         plan.path
         for plan, ends in zip(plans, endings, strict=True)
-        if ends.isdisjoint(names) and homes.isdisjoint({plan.path, *(part.pair.module for part in plan.parts)})
+        if ends.isdisjoint(covered) and homes.isdisjoint({plan.path, *(part.pair.module for part in plan.parts)})
     ]
     unknown = [name for name in absent if name not in missing]
     return Targets(

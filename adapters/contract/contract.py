@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.contract import checks
-from adapters.contract.adapter_folder import VISION_WEIGHTS, FolderContents, read_folder
+from adapters.contract.adapter_folder import ADDED_TOKENS_WEIGHTS, VISION_WEIGHTS, FolderContents, read_folder
 from adapters.contract.advice import guess_tool, target_warnings, vocabulary_warnings, warnings_for
 from adapters.contract.archive import opened
 from adapters.contract.arrange import arrange
@@ -231,6 +231,9 @@ def _folder_findings(contents: FolderContents, request: _Request) -> Iterable[Ad
     if contents.trained_tower and "vision" not in request.options.drop:
         text = f"a fully trained vision tower (`{VISION_WEIGHTS}`) lies beside the adapter"
         yield refusal("extra_weights", text, limit=0, value=VISION_WEIGHTS)
+    if ADDED_TOKENS_WEIGHTS in contents.names:
+        text = f"trained embeddings of added tokens (`{ADDED_TOKENS_WEIGHTS}`) lie beside the adapter"
+        yield refusal("extra_weights", text, limit=0, value=ADDED_TOKENS_WEIGHTS)
     if contents.unconverted:
         text = "the folder of an unconverted adapter, whose init changed the base's own weights"
         hint = f"publish its subfolder `{contents.unconverted}`"
@@ -284,6 +287,7 @@ def _examine_weights(contents: FolderContents, config: PeftConfig, request: _Req
         findings += more
         seen = replace(seen, warnings=(*seen.warnings, *target_warnings(targets)))
     rules = landed.rules + Counter({"merge-shards": contents.shards, "drop-copies": len(tensors.copies)})
+    rules["drop-training-state"] += len(tensors.training_state)
     if contents.trained_tower and "vision" in request.options.drop:
         rules["drop-vision"] += 1
     warnings = (*seen.warnings, *vocabulary_warnings(contents.tokens, request.contract))
@@ -370,9 +374,9 @@ def _emit(examined: _Examined, request: _Request, sink: Callable[[bytes], object
     weights = emit(examined.plans, rank, sink, keep_dtype=request.options.keep_dtype)
     warnings = list(seen.warnings)
     if not weights.changes_something:
-        text = "every B is zero: the adapter changes nothing"
+        text = "in every module A or B is zero: the adapter changes nothing"
         if not request.options.allow_zero:
-            raise refusal("changes_nothing", text, limit="some B not zero", value=0)
+            raise refusal("changes_nothing", text, limit="some B @ A not zero", value=0)
         warnings.append(text)
     if weights.flushed:
         warnings.append(f"{weights.flushed} values were too small for their dtype and became zero")

@@ -15,6 +15,7 @@ from typing import Any
 
 from adapters.contract.refusals import refusal, shown
 from adapters.contract.strict_json import parse_object
+from adapters.contract.tensor_keys import without_wrappers
 from adapters.errors import AdapterRefused
 from adapters.types import CONFIG_FILE
 
@@ -69,7 +70,7 @@ class Patterns(tuple[Pattern, ...]):
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
     """The fields that matter for serving. `target_modules` is None unless the file has a list of names; `chooses_modules` says
-    that not all modules of those names were trained."""
+    that not all modules of those names were trained, `ties_weights` that embedding and head were trained as one."""
 
     rank: int
     alpha: float
@@ -79,6 +80,7 @@ class PeftConfig:
     target_modules: tuple[str, ...] | None
     targets_parameters: bool
     chooses_modules: bool
+    ties_weights: bool
     base_name: str | None
     fingerprint: str | None
     peft_version: tuple[int, ...] | None
@@ -137,6 +139,7 @@ def read_config(raw: Mapping[str, Any], *, alpha: float | None = None) -> PeftCo
         target_modules=_names(targets) if isinstance(targets, list) else None,
         targets_parameters=bool(raw.get("target_parameters")),
         chooses_modules=any(raw.get(key) not in (None, [], "") for key in ("exclude_modules", "layers_to_transform")),
+        ties_weights=bool(raw.get("ensure_weight_tying")),
         base_name=_text(raw, "base_model_name_or_path"),
         fingerprint=_text(raw, "base_fingerprint"),
         peft_version=_version(raw),
@@ -252,7 +255,8 @@ def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> Patte
 
 
 def _repeats(text: str) -> list[str]:
-    return _REPEAT.findall(_REPEATED_DIGITS.sub("0", text))
+    # What is repeated up to the end of a path is found at once.
+    return _REPEAT.findall(_REPEATED_DIGITS.sub("0", text.removesuffix("$").removesuffix(".*")))
 
 
 def _compiled(key: str, text: str) -> re.Pattern[str]:
@@ -264,9 +268,11 @@ def _compiled(key: str, text: str) -> re.Pattern[str]:
             f"`{key}` has an entry that is too complex",
             value=shown(text),
             limit=f"{MAX_PATTERN_CHARS} characters, {MAX_REPEATS_IN_PATTERN} repeats, no repeated groups",
+            hint="name the modules by the ends of their paths, with fewer `*` and `+`",
         )
     try:
-        return re.compile(rf"(.*\.)?({text})")
+        # Names in the file are compared without wrappers, so those of the patterns must have none.
+        return re.compile(rf"(.*\.)?({without_wrappers(text)})")
     except (re.error, OverflowError, RecursionError):
         raise refusal(
             "config_invalid",

@@ -13,7 +13,7 @@ from adapters.contract.landing import BaseMap, Home
 from adapters.contract.peft_config import PeftConfig
 from adapters.contract.refusals import refusal, shown
 from adapters.contract.safetensors_file import Tensor, TensorSpec
-from adapters.contract.tensor_keys import FactorKey, canonical_key, is_base_copy, parse_factor
+from adapters.contract.tensor_keys import FactorKey, canonical_key, is_base_copy, is_training_state, parse_factor
 from adapters.errors import AdapterRefused
 from adapters.types import AppliedRule
 
@@ -25,6 +25,7 @@ RULES = (
     "remap-tower",
     "lift-headless",
     "drop-copies",
+    "drop-training-state",
     "drop-vision",
     "split-fused",
     "join-fused",
@@ -57,6 +58,7 @@ class SortedTensors:
 
     factors: tuple[tuple[FactorKey, Tensor], ...]
     copies: tuple[Tensor, ...]
+    training_state: tuple[Tensor, ...]
     others: tuple[Tensor, ...]
 
 
@@ -146,20 +148,23 @@ def published_dtype(dtypes: set[str], *, keep_dtype: bool) -> str:
 
 
 def sort_tensors(tensors: Mapping[str, Tensor], base: BaseMap | None) -> SortedTensors:
-    """Splits the tensors into factors, copies of the base's own weights, and everything else."""
+    """Splits the tensors into factors, copies of the base's own weights, what only the training needed, and everything else."""
     strip_module = base is None or not base.has_module_part
     factors: list[tuple[FactorKey, Tensor]] = []
     copies: list[Tensor] = []
+    training_state: list[Tensor] = []
     others: list[Tensor] = []
     for name, tensor in tensors.items():
         key = parse_factor(name, strip_module=strip_module)
         if is_base_copy(name):
             copies.append(tensor)
+        elif is_training_state(name):
+            training_state.append(tensor)
         elif key is None:
             others.append(tensor)
         else:
             factors.append((key, tensor))
-    return SortedTensors(tuple(factors), tuple(copies), tuple(others))
+    return SortedTensors(tuple(factors), tuple(copies), tuple(training_state), tuple(others))
 
 
 def place(

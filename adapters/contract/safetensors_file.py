@@ -20,6 +20,7 @@ from adapters.errors import AdapterRefused
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_NAME_CHARS = 256
 MAX_DIMENSIONS = 8
+MAX_NUMBER = 2**63
 DTYPE_BYTES = {
     "F64": 8,
     "I64": 8,
@@ -160,7 +161,7 @@ def _check_coverage(tensors: list[tuple[Tensor, int]], data_start: int, size: in
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < MAX_NUMBER for number in value)
 
 
 def _corrupt(message: str, *, limit: Any = None, value: Any = None) -> AdapterRefused:

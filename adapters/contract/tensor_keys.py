@@ -12,9 +12,13 @@ PREFIX = "base_model.model."
 MODULE_WRAPPER = "module"
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
+_WRAPPER_PART = re.compile(rf"(?<![^.^(|])({'|'.join(sorted(_WRAPPERS))})\\?\.")
 _LINEAR = re.compile(r"(?P<path>.+)\.lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight")
 _EMBEDDING = re.compile(r"(?P<path>.+)\.lora_embedding_(?P<side>[AB])(?:\.(?P<name>[^.]+))?")
 _BASE_COPY = re.compile(r"(.*\.)?(embed_tokens|lm_head)\.base_layer\.weight")
+
+# Left by training and without a part in the answers: VeLoRA compresses what the backward pass keeps.
+_TRAINING_STATE = re.compile(r".+\.lora_velora_embed(\.[^.]+)?")
 
 # In this order: the first that occurs in a name decides what the name means.
 _OTHER_KEYS = (
@@ -61,10 +65,13 @@ def parse_factor(key: str, *, strip_module: bool) -> FactorKey | None:
 
     `strip_module` says that no module of the base is called `module`, so that such a part is DDP's.
     """
-    match = _LINEAR.fullmatch(key) or _EMBEDDING.fullmatch(key)
+    bare = without_wrappers(key)
+    match = _LINEAR.fullmatch(bare) or _EMBEDDING.fullmatch(bare)
     if match is None:
         return None
     path, rules = _undressed(match["path"], strip_module)
+    if bare != key:
+        rules = tuple(dict.fromkeys(("strip-wrappers", *rules)))
     name = match["name"]
     if name is not None:
         rules = (*rules, "strip-name")
@@ -76,6 +83,11 @@ def clean_path(path: str, *, strip_module: bool) -> str:
     return _undressed(path, strip_module)[0]
 
 
+def without_wrappers(text: str) -> str:
+    """A name, or a pattern of names, without what compilers, FSDP and checkpointing put into it."""
+    return _WRAPPER_PART.sub("", text)
+
+
 def canonical_key(path: str, side: str, *, is_embedding: bool) -> str:
     return f"{PREFIX}{path}.lora_embedding_{side}" if is_embedding else f"{PREFIX}{path}.lora_{side}.weight"
 
@@ -83,6 +95,11 @@ def canonical_key(path: str, side: str, *, is_embedding: bool) -> str:
 def is_base_copy(key: str) -> bool:
     """Whether `key` is a copy of the base's own embedding or head, which PEFT saves beside their factors."""
     return _BASE_COPY.fullmatch(key) is not None
+
+
+def is_training_state(key: str) -> bool:
+    """Whether `key` names what only the training needed."""
+    return _TRAINING_STATE.fullmatch(key) is not None
 
 
 def code_of_other(key: str) -> str:

@@ -339,7 +339,7 @@ WEIGHT_CASES = [
         1,
         [A_OF_Q0, A_OF_Q0.removeprefix(PREFIX)],
     ),
-    Case("every B zero", all_b_zero(), "changes_nothing", "some B not zero", 0),
+    Case("every B zero", all_b_zero(), "changes_nothing", "some B @ A not zero", 0),
 ]
 
 STRICT = [
