@@ -31,6 +31,10 @@ _FULL_MODEL = re.compile(
     r"((ft-|hf_)?model([-_]\d+(-of-|_)\d+)?\.safetensors|pytorch_model.*\.bin|consolidated.*\.(safetensors|pth))"
 )
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".distcp", ".nemo")
+# What trainers keep to go on with; none of it is an adapter.
+_TRAINER_STATE = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler|dl_state_dict)[\w-]*\.\w+"
+)
 _POINTERS = (b"version https://git-lfs.github.com/spec/", b"# xet version ")
 _FOREIGN_FILES = {
     "adapters.safetensors": ("mlx-lm", "train with PEFT, or fuse the adapter and serve it as a base"),
@@ -157,7 +161,7 @@ def _without_weights(folder: Path, names: frozenset[str]) -> AdapterRefused:
         text = f"`{WEIGHTS_FILE}` is missing; a download was broken off"
         hint = "download the repository again, with its weights"
         return refusal("not_downloaded", text, limit="the file itself", value=WEIGHTS_FILE, hint=hint)
-    pickles = sorted(name for name in names if name.endswith(_PICKLES))
+    pickles = sorted(name for name in names if name.endswith(_PICKLES) and not _TRAINER_STATE.fullmatch(name))
     if pickles:
         text = f"`{shown(pickles[0])}` is a pickle; only safetensors are taken"
         return refusal("pickle_refused", text, limit=WEIGHTS_FILE, value=shown(pickles[0]))
@@ -168,10 +172,16 @@ def _without_weights(folder: Path, names: frozenset[str]) -> AdapterRefused:
         return refusal("ambiguous_folder", text, limit=1, value=inside, hint=f"name one: {commands}")
     if INDEX_FILE in names:
         return refusal("incomplete_shards", "an index of shards is there, the shards are not", limit=INDEX_FILE, value=0)
-    hint = None
+    return refusal("no_tensors", f"`{WEIGHTS_FILE}` is missing", limit=WEIGHTS_FILE, value=0, hint=_hint_without(folder, names))
+
+
+def _hint_without(folder: Path, names: frozenset[str]) -> str:
+    """What to do where nothing looks like an adapter's weights."""
     if CONFIG_FILE in names and "model.safetensors" in names and _holds_factors(folder / "model.safetensors"):
-        hint = f"`model.safetensors` holds the factors: rename it to `{WEIGHTS_FILE}`"
-    return refusal("no_tensors", f"`{WEIGHTS_FILE}` is missing", limit=WEIGHTS_FILE, value=0, hint=hint)
+        return f"`model.safetensors` holds the factors: rename it to `{WEIGHTS_FILE}`"
+    if any(_FULL_MODEL.fullmatch(name) for name in names):
+        return "a full model lies there: serve it as a base, or publish the adapter that it was merged from"
+    return "publish the folder that holds the adapter's two files"
 
 
 def _holds_factors(file: Path) -> bool:

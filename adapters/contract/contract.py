@@ -279,7 +279,7 @@ def _examine_weights(contents: FolderContents, config: PeftConfig, request: _Req
     findings += forms
     if base:
         findings += checks.refuse_homeless(landed.homeless, landed.placed, base)
-    costly = refuse_pattern_work(config, len(landed.placed) // 2)
+    costly = refuse_pattern_work(config, (factor.key.path for factor in landed.placed if factor.key.side == "A"))
     findings += costly
     plans: Sequence[ModulePlan] = ()
     if not (forms or costly):

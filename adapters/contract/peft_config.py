@@ -22,6 +22,7 @@ from adapters.types import CONFIG_FILE
 MAX_PATTERN_CHARS = 512
 MAX_REPEATS_IN_PATTERN = 2
 MAX_PATTERN_WORK = 10_000_000
+LONG_PATH_CHARS = 100
 # The first release whose layout of expert factors is the canonical one.
 CANONICAL_PEFT_VERSION = "0.19.0"
 
@@ -29,6 +30,8 @@ CANONICAL_PEFT_VERSION = "0.19.0"
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 _REPEAT = re.compile(r"[*+}]")
+# What runs to the end of a path is found at once.
+_ANYTHING_AT_END = re.compile(r"(?<!\\)\.\*\$?$")
 # Digits end at the next dot of a path, so repeating them costs nothing.
 _REPEATED_DIGITS = re.compile(r"(\\d|\[0-9\])([*+?]|\{\d*,?\d*\})")
 
@@ -107,9 +110,11 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-def refuse_pattern_work(config: PeftConfig, modules: int) -> list[AdapterRefused]:
+def refuse_pattern_work(config: PeftConfig, paths: Iterable[str]) -> list[AdapterRefused]:
     """Every module is compared with every entry; a hostile file must not keep a machine busy."""
-    work = sum(entry.cost for entry in (*config.rank_pattern, *config.alpha_pattern)) * modules
+    # The time that repeats take grows with the cube of a path's length; those of models stay below `LONG_PATH_CHARS`.
+    lengths = sum((1 + len(path) // LONG_PATH_CHARS) ** 3 for path in paths)
+    work = sum(entry.cost for entry in (*config.rank_pattern, *config.alpha_pattern)) * lengths
     if work <= MAX_PATTERN_WORK:
         return []
     text = "there are more entries in the patterns than can be compared with so many modules"
@@ -255,8 +260,7 @@ def _patterns(raw: Mapping[str, Any], key: str, *, whole: bool = False) -> Patte
 
 
 def _repeats(text: str) -> list[str]:
-    # What is repeated up to the end of a path is found at once.
-    return _REPEAT.findall(_REPEATED_DIGITS.sub("0", text.removesuffix("$").removesuffix(".*")))
+    return _REPEAT.findall(_REPEATED_DIGITS.sub("0", _ANYTHING_AT_END.sub("", text)))
 
 
 def _compiled(key: str, text: str) -> re.Pattern[str]:

@@ -162,3 +162,38 @@ def test_a_compressed_tar_whose_checksum_is_wrong_is_refused(tmp_path):
     archive.write_bytes(data)
 
     assert codes_of(archive) == ["archive_corrupt"]
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "optimizer.pt", "scheduler.bin", "rng_state_0.pth", "random_states_0.pkl"])
+def test_what_a_trainer_keeps_to_go_on_with_is_not_taken_for_the_adapter(name, tmp_path):
+    plain().with_file(name).write(tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+
+    assert codes_of(tmp_path) == ["no_tensors"]
+
+
+def test_adapters_below_a_trainer_s_folder_are_named_although_its_own_state_lies_there(tmp_path):
+    plain().write(tmp_path / "checkpoint-500")
+    (tmp_path / "training_args.bin").write_bytes(b"x")
+    (finding,) = inspect(tmp_path, TEXT).findings
+
+    assert (finding.reason, finding.value) == ("ambiguous_folder", ["checkpoint-500"])
+
+
+def test_a_merged_model_is_told_from_an_adapter_that_was_not_gathered(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({"w": np.ones(1, np.float32)}, {"w": "F32"}))
+    (finding,) = inspect(tmp_path, TEXT).findings
+
+    assert finding.reason == "no_tensors"
+    assert "serve it as a base" in str(finding.hint)
+
+
+def test_patterns_on_endless_names_are_refused_before_they_are_compared(tmp_path):
+    """Without a base nothing else limits the names."""
+    folder = plain(target_modules=None, alpha_pattern={f".*.*x{number}": 8 for number in range(400)})
+    for number in range(100):
+        folder = pair(folder, "a." * 105 + str(number), 2, 2)
+
+    seen = inspect(folder.write(tmp_path), None, base="tiny/base")
+
+    assert [finding.reason for finding in seen.findings] == ["config_invalid"]
