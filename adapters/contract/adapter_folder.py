@@ -20,7 +20,12 @@ MAX_CONFIG_BYTES = 2**20
 MAX_INDEX_BYTES = 16 * 2**20
 
 VISION_WEIGHTS = "vit.safetensors"
-ADDED_TOKENS_WEIGHTS = "new_embeddings.safetensors"
+# What is trained in full beside the factors: added tokens, projectors, norms. Of the pickles some trainers write one even if
+# there is nothing to put into it.
+_TRAINED_BESIDE = frozenset(
+    {"new_embeddings.safetensors", "non_lora_trainables.bin", "non_lora_state_dict.bin", "trainable_params.bin"}
+)
+_EMPTY_PICKLE_BYTES = 4096
 # Folders deeper than this, or more of them, are not looked for adapters.
 MAX_DEPTH = 4
 MAX_FOLDERS = 2000
@@ -56,7 +61,8 @@ class FolderContents:
     """The two files of an adapter as they lie there. `shards` is 0 for a single weights file; sizes are in bytes.
 
     `unconverted` names the subfolder with the usable adapter if this one needs a base that its init changed; `tokens` is one
-    more than the largest id in the tokenizer files; `trained_tower` says that a vision tower lies there too.
+    more than the largest id in the tokenizer files; `trained_tower` says that a vision tower lies there too, `trained_beside`
+    has the name and size in bytes of other files with weights that are no factors.
     """
 
     config: bytes
@@ -68,6 +74,7 @@ class FolderContents:
     unconverted: str | None = None
     tokens: int | None = None
     trained_tower: bool = False
+    trained_beside: tuple[tuple[str, int], ...] = ()
 
 
 def read_folder(folder: Path, *, max_bytes: int) -> FolderContents:
@@ -106,6 +113,7 @@ def read_folder(folder: Path, *, max_bytes: int) -> FolderContents:
         unconverted=_unconverted(folder),
         tokens=_tokens(folder, names),
         trained_tower=VISION_WEIGHTS in names,
+        trained_beside=tuple(_trained_beside(folder, names)),
     )
 
 
@@ -224,6 +232,13 @@ def _adapters_inside(folder: Path) -> list[str]:
 
 def _unconverted(folder: Path) -> str | None:
     return next((usable for name, usable in _UNCONVERTED.items() if (folder / name).is_dir()), None)
+
+
+def _trained_beside(folder: Path, names: frozenset[str]) -> Iterable[tuple[str, int]]:
+    for name in sorted(names & _TRAINED_BESIDE):
+        size = (folder / name).stat().st_size
+        if size > _EMPTY_PICKLE_BYTES or not name.endswith(_PICKLES):
+            yield name, size
 
 
 def _refuse_broken_links(entries: Iterable[Path]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.contract import checks
-from adapters.contract.adapter_folder import ADDED_TOKENS_WEIGHTS, VISION_WEIGHTS, FolderContents, read_folder
+from adapters.contract.adapter_folder import VISION_WEIGHTS, FolderContents, read_folder
 from adapters.contract.advice import guess_tool, target_warnings, vocabulary_warnings, warnings_for
 from adapters.contract.archive import opened
 from adapters.contract.arrange import arrange
@@ -231,9 +231,10 @@ def _folder_findings(contents: FolderContents, request: _Request) -> Iterable[Ad
     if contents.trained_tower and "vision" not in request.options.drop:
         text = f"a fully trained vision tower (`{VISION_WEIGHTS}`) lies beside the adapter"
         yield refusal("extra_weights", text, limit=0, value=VISION_WEIGHTS)
-    if ADDED_TOKENS_WEIGHTS in contents.names:
-        text = f"trained embeddings of added tokens (`{ADDED_TOKENS_WEIGHTS}`) lie beside the adapter"
-        yield refusal("extra_weights", text, limit=0, value=ADDED_TOKENS_WEIGHTS)
+    for name, size in contents.trained_beside:
+        text = f"weights that were trained in full (`{name}`, {size} bytes) lie beside the adapter"
+        hint = "merge them and serve the model as a base; if nothing but factors was trained, publish without that file"
+        yield refusal("extra_weights", text, limit=0, value=name, hint=hint)
     if contents.unconverted:
         text = "the folder of an unconverted adapter, whose init changed the base's own weights"
         hint = f"publish its subfolder `{contents.unconverted}`"

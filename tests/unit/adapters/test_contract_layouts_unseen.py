@@ -102,10 +102,16 @@ def test_an_adapter_whose_every_a_is_zero_changes_nothing(tmp_path):
     assert codes_of(zeroed(plain(), ".lora_A.").write(tmp_path)) == ["changes_nothing"]
 
 
-def test_embeddings_of_added_tokens_beside_the_adapter_are_extra_weights(tmp_path):
-    data = safetensors_bytes({"input_embeddings": np.ones((2, 16), np.float32)}, {"input_embeddings": "F32"})
+@pytest.mark.parametrize("name", ["new_embeddings.safetensors", "non_lora_trainables.bin", "trainable_params.bin"])
+def test_weights_that_were_trained_in_full_beside_the_adapter_are_extra_weights(name, tmp_path):
+    (finding,) = inspect(plain().with_file(name, b"x" * 5000).write(tmp_path), TEXT).findings
 
-    assert codes_of(plain().with_file("new_embeddings.safetensors", data).write(tmp_path)) == ["extra_weights"]
+    assert (finding.reason, finding.value) == ("extra_weights", name)
+    assert "5000 bytes" in finding.message
+
+
+def test_a_pickle_that_a_trainer_writes_with_nothing_in_it_is_passed_over(tmp_path):
+    assert codes_of(plain().with_file("non_lora_state_dict.bin", b"x" * 1000).write(tmp_path)) == []
 
 
 def test_an_older_language_model_is_not_taken_for_an_image_model(tmp_path):
