@@ -65,6 +65,11 @@ class Gateway:
         """What is loaded, by base."""
         return self.get("/registry/v1/residency")
 
+    def look(self) -> None:
+        """Makes the gateway look at the registry now, so that what was published a moment ago is known; if it can't, it can't."""
+        with contextlib.suppress(LoraMuxError):
+            self.post("/registry/v1/refresh", {})
+
     def models(self) -> list[str]:
         """The ids of bases and adapters that clients see."""
         return [card["id"] for card in self.get("/v1/models")["data"]]

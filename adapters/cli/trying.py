@@ -84,6 +84,7 @@ def chat(
         "stream_options": {"include_usage": True},
     }
     door = find_gateway(gateway, config)
+    door.look()
     try:
         answers = [Answer(door.model(model)) for model in models]
     except LoraMuxError as error:
@@ -180,6 +181,7 @@ def probe(
 ) -> None:
     """Compare a version's answers with its base's. Exit code 1 if they don't differ at all."""
     door = find_gateway(gateway, config, timeout_s)
+    door.look()
     try:
         model = door.model(ref)
         with spinner(f"comparing {model} with its base", not as_json):

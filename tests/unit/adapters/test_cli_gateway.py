@@ -64,6 +64,11 @@ def test_an_error_in_mid_stream_ends_what_was_said(author: Author, gateway: Stub
     assert "engine_unavailable: the engine died" in said
 
 
+def test_chat_makes_the_gateway_look_first(author: Author, gateway: StubGateway):
+    author.run("chat", "parrot@1", "Hello")
+    assert gateway.asked[0] == ("/registry/v1/refresh", None)
+
+
 def test_chat_with_two_versions_gives_both_answers(author: Author):
     said = author.run("chat", "parrot@1", "parrot@2", "Hello")
     assert "== tiny/base:parrot@1\nSquawk!" in said
