@@ -36,7 +36,7 @@ class Recipe:
     alpha: int = 16
     targets: Sequence[str] = ALL_LINEAR
     steps: int = STEPS
-    base_name: str = "base"
+    base_name: str = "demo"
 
     def lora(self) -> LoraConfig:
         return LoraConfig(

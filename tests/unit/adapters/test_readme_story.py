@@ -30,7 +30,8 @@ def test_the_tour_says_what_the_readme_shows(tmp_path: Path, s3_settings: StoreS
         author.env["LORAMUX_GATEWAY_URL"] = gateway.url
         author.put_base(dataclasses.replace(adapter_folders.TEXT, base="demo"))
         for seed in (1, 2):
-            adapter_folders.plain(rank=8, seed=seed).write(tmp_path / f".loramux/demo/adapters/parrot-{seed}")
+            folder = adapter_folders.plain(rank=8, seed=seed).configured(base_model_name_or_path="demo")
+            folder.write(tmp_path / f".loramux/demo/adapters/parrot-{seed}")
         for step in TOUR:
             check_step(step, author.run(*step.arguments))
     finally:
