@@ -33,6 +33,7 @@ from loadtests.compare import ENGINE, VLLM_ENVIRONMENT, Material, make_material
 from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, s3_server, wait_for_answer
 
 VERSIONS = 3
+SWEEP_INTERVAL_S = 15  # often, so that memory is measured with sweeps going on
 PREFIX = "registry"
 SEED = "seed"
 RESOLVE = re.compile(r"resolve;dur=([0-9.]+)")
@@ -143,7 +144,7 @@ async def ask(url: str, config: Path, material: Material, options: argparse.Name
         publish, seen = await publishing(http, config, material)
         promote = timed(lambda: command("promote", "demo:team-00/adapter-00000", "2", config=config))
         fresh = (await spread(1, lambda: get(http, "/v1/models")))[0]
-        before = rss_mb(gateway)
+        before = await settled_mb(gateway)
         calls_before = await store_calls(http)
         asked_s = await invent(http, options.invented)
         calls = await store_calls(http) - calls_before
@@ -155,7 +156,8 @@ async def ask(url: str, config: Path, material: Material, options: argparse.Name
         Aim("/v1/models, p99", percentile(models, 0.99), "ms", 100),
         Aim("/v1/models, the first after a change", fresh, "ms", 100),
         Aim("/v1/models?limit=100, p99", percentile(page, 0.99), "ms", 100),
-        Aim("resolve, p99 (server-timing)", percentile(resolve, 0.99), "ms", 0.1),
+        Aim("resolve, p50 (server-timing)", statistics.median(resolve), "ms", 0.1),
+        Aim("resolve, p99", percentile(resolve, 0.99), "ms", 0.1),
         Aim("loramux publish, the command", publish, "s"),
         Aim("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
         Aim("loramux promote, the command", promote, "s"),
@@ -239,6 +241,18 @@ def rss_mb(process: psutil.Process) -> float:
     return process.memory_info().rss / 1e6
 
 
+async def settled_mb(process: psutil.Process) -> float:
+    """The memory once a few sweeps of the index have taken what they need: they list every adapter each time."""
+    most = rss_mb(process)
+    for _ in range(8):
+        await asyncio.sleep(2 * SWEEP_INTERVAL_S)
+        now = rss_mb(process)
+        if now < most + 1:
+            return now
+        most = now
+    return most
+
+
 # -- the product -------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +262,7 @@ def settings_for(material: Material, endpoint: str, folder: str, prefix: str) ->
         "endpoint": endpoint,
         "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
         "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+        "sweep_interval_s": SWEEP_INTERVAL_S,
     }
     base = {"id": "demo", "source": str(material.base), "accelerator": "cpu", "engine": ENGINE, "env": VLLM_ENVIRONMENT}
     gateway = {"port": free_port(), "num_cpus": 0.5}
