@@ -15,6 +15,7 @@ from adapters.store import Store
 from adapters.types import Head
 
 MAX_ATTEMPTS = 32
+MAX_REPEATS = 2  # of a conditional write that failed without an answer and, as a look shows, did not take place
 MAX_RECENT_CHANGES = 64
 
 Change = Callable[[Head], Head | None]
@@ -41,7 +42,7 @@ class Heads:
 
         Raises what `change` raises, and VersionConflict if the head is not at `expected_revision` or the race was lost too often.
         """
-        change_id = uuid.uuid4().hex
+        change_id, repeats = uuid.uuid4().hex, 0
         for attempt in range(MAX_ATTEMPTS):
             head, etag = await self._truth.head(base, name)
             if change_id in head.recent_changes:  # the answer to our write was lost
@@ -51,8 +52,13 @@ class Heads:
             if new is None:
                 return head
             new = _next(new, change_id)
-            if await self._swap(new, etag):
-                return new
+            try:
+                if await self._swap(new, etag):
+                    return new
+            except StoreUnreachable:
+                if repeats == MAX_REPEATS:
+                    raise
+                repeats += 1
             await jitter(attempt)
         raise VersionConflict(f"`{name}` is being changed by too many at once; try again", value=head.revision, retry_after_s=1)
 

@@ -23,7 +23,7 @@ from adapters.errors import (
 )
 from adapters.names import AdapterRef, check_adapter_name, check_alias, check_base_id
 from adapters.registry import aliases, codec, layout
-from adapters.registry.heads import MAX_ATTEMPTS, Change, Heads, jitter
+from adapters.registry.heads import MAX_ATTEMPTS, MAX_REPEATS, Change, Heads, jitter
 from adapters.registry.index import Index, SweepReport, Truth
 from adapters.registry.marker import Marker
 from adapters.registry.moments import now
@@ -130,9 +130,9 @@ class Registry:
                 try:
                     found = await self.store.get(key)
                 except StoreMissing:
-                    if isinstance(error, StoreUnreachable):
+                    if isinstance(error, StoreUnreachable) and attempt >= MAX_REPEATS:
                         raise error from None
-                    await jitter(attempt)  # two creations met and neither is there yet
+                    await jitter(attempt)  # two creations met and neither is there yet, or ours did not take place
                     continue
                 return codec.decode_manifest(found.data), found.data == data
         raise VersionConflict("too many publish this adapter at once; try again", retry_after_s=1)

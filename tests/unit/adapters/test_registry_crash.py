@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -14,6 +16,7 @@ from adapters.registry import Registry, layout
 from adapters.settings import StoreSettings
 from adapters.store import Listed, Object, Store, open_store
 from adapters.types import By
+from tests.fake_store import FakeStore
 from tests.prepared import prepared
 
 BASE, NAME = "Qwen/Qwen3-0.6B", "maze"
@@ -188,13 +191,76 @@ class TestLostAnswers:
         assert head.aliases == {"production": 1, "canary": 1}  # ours was done and then overtaken; it is not done again
         await check_index_is_true(store)
 
-    async def test_a_write_that_did_not_happen_is_an_error(self) -> None:
+    async def test_a_write_that_did_not_happen_is_done_again(self) -> None:
         store = open_store(StoreSettings(url="memory://"))
         await two_versions(Registry(store))
         dying = DyingStore(store, 1, after=False, error=errors.StoreUnreachable("no answer"))
+        await Registry(dying).promote(BASE, NAME, "production", 2)
+        head = await Registry(store).head(BASE, NAME)
+        assert (head.aliases, len(head.history)) == ({"production": 2}, 2)
+
+    @pytest.mark.parametrize("key_part", ["head.json", "manifest.json"])
+    async def test_a_store_that_takes_no_write_is_an_error_soon(self, key_part: str) -> None:
+        store = FakeStore()
+        await two_versions(Registry(store))
+        before = dict(store.objects)
+        store.fail(errors.StoreUnreachable("no answer"), method="replace", key_part=key_part, times=math.inf)
+        store.fail(errors.StoreUnreachable("no answer"), method="create", key_part=key_part, times=math.inf)
+        tried = store.count(key_part=key_part)
+        work = {
+            "head.json": lambda: Registry(store).promote(BASE, NAME, "production", 2),
+            "manifest.json": lambda: Registry(store).publish(BASE, NAME, prepared("three")),
+        }
         with pytest.raises(errors.StoreUnreachable):
-            await Registry(dying).promote(BASE, NAME, "production", 2)
-        assert (await Registry(store).head(BASE, NAME)).aliases == {"production": 1}
+            await work[key_part]()
+        assert store.count(key_part=key_part) - tried < 20
+        assert {key: value for key, value in store.objects.items() if "blobs/" not in key} == {
+            key: value for key, value in before.items() if "blobs/" not in key
+        }
+
+    async def test_a_tenth_of_all_calls_may_fail(self) -> None:
+        store = FlakyStore(open_store(StoreSettings(url="memory://")), random.Random(5))
+        for content in "abcdefgh":
+            await until_it_works(lambda content=content: Registry(store).publish(BASE, NAME, prepared(content)))
+        for version in (3, 1, 8):
+            await until_it_works(lambda version=version: Registry(store).promote(BASE, NAME, "production", version))
+        registry = Registry(store.store)
+        assert await registry.versions(BASE, NAME) == list(range(1, 9))
+        assert [row.to_version for row in (await registry.head(BASE, NAME)).history] == [3, 1, 8]
+        await check_visible_is_whole(store.store)
+        assert store.failures > 20
+
+
+class FlakyStore(DyingStore):
+    """Each write fails without an answer one time in ten, half of those after it took place; reads fail as well."""
+
+    def __init__(self, store: Store, chance: random.Random) -> None:
+        super().__init__(store, 0, after=False, error=errors.StoreUnreachable("no answer"))
+        self.chance = chance
+        self.failures = 0
+
+    def _check(self) -> None:
+        if self.chance.random() < 0.1:
+            self.failures += 1
+            raise self.error
+
+    async def _write(self, write: Callable[[], Awaitable]) -> str:
+        if self.chance.random() < 0.1:
+            self.failures += 1
+            if self.chance.random() < 0.5:
+                with contextlib.suppress(errors.StoreConflict):
+                    await write()
+            raise self.error
+        return await write()
+
+
+async def until_it_works(work: Callable[[], Awaitable[object]]) -> None:
+    """What a person does: the same command again."""
+    for _ in range(20):
+        with contextlib.suppress(errors.StoreUnreachable):
+            await work()
+            return
+    raise AssertionError("it never worked")
 
 
 class _LosingStore(DyingStore):
