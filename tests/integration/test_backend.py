@@ -21,4 +21,4 @@ def test_the_real_backend_keeps_the_contract(stack):
         timeout=120,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "6 passed" in done.stdout
+    assert " passed" in done.stdout and "skipped" not in done.stdout

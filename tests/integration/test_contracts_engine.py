@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,28 @@ def described(tmp_path_factory):
     return run_command
 
 
-@pytest.mark.parametrize(("name", "engine"), ARCHITECTURES.items(), ids=list(ARCHITECTURES))
-def test_a_base_is_described_as_its_engine_takes_it(toy, described, name, engine):
-    base = toy(name)
-    live = ask("describe", base, engine)
-    assert described(base, engine) == live["contract"], "the command and the replica disagree"
+@pytest.fixture(scope="session")
+def examined(request, toy, described):
+    """What engine and command say of each architecture that is asked for. Two at a time: a start keeps one core busy."""
+    wanted = {item.callspec.params["engine_of"] for item in request.session.items if "engine_of" in _parameters(item)}
+
+    def examine(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        base, engine = toy(name), ARCHITECTURES[name]
+        return ask("describe", base, engine), described(base, engine)
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(examine, name) for name in ARCHITECTURES if name in wanted}
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+@pytest.mark.parametrize("engine_of", ARCHITECTURES)
+def test_a_base_is_described_as_its_engine_takes_it(examined, engine_of):
+    live, described = examined[engine_of].result()
+    engine = ARCHITECTURES[engine_of]
+    assert described == live["contract"], "the command and the replica disagree"
     assert live["contract"]["serves_vision"] == (engine.get("enable_tower_connector_lora") is True)
     assert live["landed"] == live["parsed"], "the engine's reader leads canonical keys to other modules"
     assert live["count"] == len(live["contract"]["modules"]), "an adapter on all modules does not fill them all"
