@@ -124,7 +124,10 @@ def _validated(values: dict[str, Any]) -> Settings:
 def _explain(item: Any) -> str:
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
-        return f"`{path}`: {item['msg']} (got {str(item['input'])[:80]!r})"
+        what = f"`{path}`: " if path else ""
+        # a whole section may hold a secret, and says nothing that the message doesn't
+        got = "" if isinstance(item["input"], (dict, list, BaseModel)) else f" (got {str(item['input'])[:80]!r})"
+        return f"{what}{item['msg'].removeprefix('Value error, ')}{got}"
     near = difflib.get_close_matches(str(item["loc"][-1]), _keys_at(item["loc"][:-1]), n=1, cutoff=0.5)
     return f"`{path}` is no setting" + (f"; did you mean `{near[0]}`?" if near else "")
 

@@ -94,7 +94,7 @@ class Stack:
         engines = {"demo": DEMO_ENGINE, "embed": POOLING_ENGINE}
         return {
             "registry": registry,
-            "drop": drop,
+            **({"drop": drop} if "demo" in bases else {}),
             "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
             "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
             "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU} for name, path in bases.items()],

@@ -80,3 +80,10 @@ def test_a_file_that_is_no_settings_is_refused(tmp_path: Path, text: str, messag
 def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(InvalidRequest, match=r"missing\.yaml"):
         load_settings(tmp_path / "missing.yaml")
+
+
+def test_a_mistake_of_a_whole_section_shows_no_secret_of_it():
+    registry = {"url": "s3://b/registry", "secret_access_key": "hush"}
+    with pytest.raises(InvalidRequest) as caught:
+        parse_settings({"registry": registry, "bases": [{"id": "demo"}], "drop": {"url": "s3://b/drop", "base": "dmo"}})
+    assert str(caught.value) == "`drop.base` is `dmo`, which is none of the bases"
