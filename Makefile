@@ -13,7 +13,7 @@ down:            ## end what a crashed `make up` left
 test: setup      ## unit, contract, repository and integration tests
 	@$(BIN)/python -m pytest
 
-check: setup     ## style, layers, units and contracts, in about a minute
+check: setup     ## style, layers, units and contracts, in a few minutes
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
