@@ -103,10 +103,10 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Give up old versions by policy and delete files that nobody needs. Without --yes it only shows the plan."""
-    from adapters.registry import collection
+    from adapters.registry import collection, retention
 
     younger_s = usage(lambda: duration_s(keep_younger)) if keep_younger else None
-    policy = collection.RetentionPolicy(keep_last, younger_s, tuple(keep_tag or ()), usage(lambda: duration_s(grace)))
+    policy = retention.RetentionPolicy(keep_last, younger_s, tuple(keep_tag or ()), usage(lambda: duration_s(grace)))
     tiers = answering(gateway, config, as_json)
     in_use = [AdapterRef.parse(ref) for ref in tiers or ()]
 

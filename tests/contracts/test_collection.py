@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from adapters.registry import Registry
-from adapters.registry.collection import RetentionPolicy, plan_for, run
+from adapters.registry.collection import plan_for, run
+from adapters.registry.retention import RetentionPolicy
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE

@@ -15,8 +15,9 @@ import pytest
 from adapters import errors
 from adapters.names import AdapterRef
 from adapters.registry import Registry, layout
-from adapters.registry.collection import RetentionPolicy, plan_for, run
+from adapters.registry.collection import plan_for, run
 from adapters.registry.copying import copy
+from adapters.registry.retention import RetentionPolicy
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
 from adapters.types import WEIGHTS_FILE, BaseContract, By, ModuleShape

@@ -18,7 +18,8 @@ from adapters.adoption.layouts import Folder, adapter_name, folders_of
 from adapters.contract import PublishOptions
 from adapters.names import AdapterRef, check_adapter_name
 from adapters.registry import Registry, layout
-from adapters.registry.collection import RetentionPolicy, plan_for, run
+from adapters.registry.collection import plan_for, run
+from adapters.registry.retention import RetentionPolicy
 from adapters.settings import DropSettings, RegistrySettings
 from adapters.store import Listed
 from tests.adapter_folders import TEXT, AdapterFolder, plain, safetensors_bytes

@@ -13,7 +13,8 @@ import pytest
 from adapters import errors
 from adapters.names import AdapterRef
 from adapters.registry import Registry, aliases, collection, layout, uploads
-from adapters.registry.collection import AdapterState, RetentionPolicy, Survey, plan, plan_for, run
+from adapters.registry.collection import plan_for, run
+from adapters.registry.retention import AdapterState, RetentionPolicy, Survey, plan
 from adapters.store import Listed
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By, Head, HistoryRow
 from tests.fake_store import FakeStore
