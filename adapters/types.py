@@ -81,7 +81,8 @@ class HistoryRow:
     """One change of an adapter: who, when, from, to, why.
 
     `alias` is None for what happens to a version as such (retire, restore, collect). `from_version` is None for an alias' first
-    move, `to_version` when the alias is gone, `weights` what the alias shares its traffic by afterwards.
+    move, `to_version` when the alias is gone, `weights` what the alias shares its traffic by afterwards, `move_id` the pending
+    move that this row ended.
     """
 
     alias: str | None
@@ -92,6 +93,49 @@ class HistoryRow:
     message: str | None = None
     kind: str = "promote"
     weights: dict[int, int] | None = None
+    move_id: str | None = None
+
+
+WarmTier = Literal["engine", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """Where a version should be before anybody asks for it.
+
+    `target` is a version number or an alias, as text: a directive on an alias follows its moves. `pin` keeps the adapter there
+    until the directive ends; without it, it is brought there once and competes like any other then. `replicas` None means all.
+    The window runs from `start` (None: at once) to `until` (None: for good), both ISO 8601 in UTC; with `every_s` it comes back
+    that many seconds later, again and again. Replicas follow these; nobody below them decides.
+    """
+
+    target: str
+    tier: WarmTier
+    pin: bool
+    replicas: int | None = None
+    start: str | None = None
+    until: str | None = None
+    every_s: int | None = None
+    at: str = ""
+    who: str | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMove:
+    """A promotion that waits until `version` is warm: `alias` moves when `min_ready` replicas hold it in their engines (None:
+    where the version before is held, one at least), or fails at `deadline` (ISO 8601, UTC). `taken_by` names the gateway that
+    saw it first; until then nobody may be there to move it."""
+
+    id: str
+    alias: str
+    version: int
+    min_ready: int | None
+    deadline: str
+    at: str
+    who: str | None = None
+    message: str | None = None
+    taken_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +144,8 @@ class Head:
 
     `aliases` names one version each; where `weights` has the alias too, its traffic is shared by them, that version's among
     them. `collected` holds the versions whose files are gone, with the time when they were given up; they are retired as well.
-    `recent_changes` are the ids of the last writes, so that a writer whose answer was lost knows its own; `extra` is what a
-    newer release put there, kept when an older one writes.
+    `recent_changes` are the ids of the last writes, so that a writer whose answer was lost knows its own; `pending` holds the
+    moves under way by alias; `extra` is what a newer release put there, kept when an older one writes.
     """
 
     base: str
@@ -116,6 +160,8 @@ class Head:
     collected: dict[int, str] = field(default_factory=dict)
     tags: dict[int, dict[str, str]] = field(default_factory=dict)
     recent_changes: tuple[str, ...] = ()
+    directives: tuple[Directive, ...] = ()
+    pending: dict[str, PendingMove] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def aliases_of(self, version: int) -> list[str]:
@@ -155,6 +201,8 @@ class AdapterEntry:
     versions: dict[int, VersionEntry]
     weights: dict[str, dict[int, int]] = field(default_factory=dict)
     head_etag: str | None = None
+    directives: tuple[Directive, ...] = ()
+    pending: dict[str, PendingMove] = field(default_factory=dict)
 
     @property
     def latest(self) -> int | None:

@@ -2,8 +2,9 @@
 
 Fills an S3 server on loopback with adapters of three versions each (copies of real, published ones under other names), lets the
 product build its index, then starts it and asks: how long does a start take beside one with an empty registry, how much memory
-has the gateway, how fast are lists, resolving, publishing and promoting, and what do invented names cost. Writes `summary.json`
-and prints a table beside the aims.
+has the gateway, how fast are lists, resolving, publishing and promoting, and what do invented names cost beside as many
+requests for one name that nobody has (the control: same route, same answer). Start and resolving stand beside those of a registry
+that holds one adapter. Writes `summary.json` and prints a table beside the aims.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,9 +35,11 @@ from loadtests.compare import ENGINE, VLLM_ENVIRONMENT, Material, make_material
 from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, s3_server, wait_for_answer
 
 VERSIONS = 3
-SWEEP_INTERVAL_S = 15  # often, so that memory is measured with sweeps going on
+SETTLE_S = 15
+METRICS_AGE_S = 12  # the node's numbers are up to 10 s old
 PREFIX = "registry"
 SEED = "seed"
+METHOD = re.compile(r'method="([^"]+)"')
 RESOLVE = re.compile(r"resolve;dur=([0-9.]+)")
 
 
@@ -61,7 +65,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(".loramux/bench"), help="where base and adapters are kept")
     parser.add_argument("--adapters", type=int, default=10_000)
     parser.add_argument("--invented", type=int, default=100_000, help="names that no adapter has, asked for")
-    parser.add_argument("--requests", type=int, default=200, help="requests behind each figure")
+    parser.add_argument("--requests", type=int, default=500, help="requests behind each figure")
     options = parser.parse_args()
     material = make_material(options.work)
     aims = asyncio.run(run(material, options))
@@ -71,16 +75,31 @@ def main() -> None:
 async def run(material: Material, options: argparse.Namespace) -> list[Aim]:
     with s3_server() as (endpoint, client), tempfile.TemporaryDirectory(prefix="loramux-scale-") as folder:
         config = Path(folder) / "loramux.yaml"
-        empty_s = start_with(material, endpoint, folder, config, "empty")
-        print(f"-- start with an empty registry: {empty_s:.1f} s", flush=True)
-        settings = settings_for(material, endpoint, folder, PREFIX)
-        config.write_text(yaml.safe_dump(settings))
+        small = await of_one_adapter(material, endpoint, folder, config, options.requests)
+        print(f"-- start with a registry of one adapter: {small.started_s:.1f} s", flush=True)
+        settings = configure(material, endpoint, folder, config, PREFIX)
         figures = fill(client, material, config, options.adapters)
         with up(settings, config) as (url, started_s):
             figures.append(Aim("start of the product with it", started_s, "s"))
-            figures.append(Aim("the same over an empty registry", started_s / empty_s, "times", 1.25))
-            figures += await ask(url, config, material, options)
+            figures.append(Aim("the same over that with one adapter", started_s / small.started_s, "times", 1.25))
+            figures += await ask(url, config, material, small, options)
         return figures
+
+
+@dataclass(frozen=True)
+class Small:
+    """The product over a registry of one adapter: seconds of its start, ms of its resolving."""
+
+    started_s: float
+    resolve_ms: list[float]
+
+
+async def of_one_adapter(material: Material, endpoint: str, folder: str, config: Path, requests: int) -> Small:
+    settings = configure(material, endpoint, folder, config, "small")
+    publish_seed(material, config)
+    with up(settings, config) as (url, started_s):
+        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+            return Small(started_s, await resolving(http, [f"demo:{SEED}@2"] * requests))
 
 
 # -- filling -----------------------------------------------------------------------------------------------------------
@@ -88,8 +107,7 @@ async def run(material: Material, options: argparse.Namespace) -> list[Aim]:
 
 def fill(client: Any, material: Material, config: Path, adapters: int) -> list[Aim]:
     """Publishes one adapter, copies its manifests and head under other names, and lets the product index them."""
-    for number, folder in enumerate(list(material.folders.values())[:VERSIONS]):
-        command("publish", str(folder), "--name", SEED, "--base", "demo", *(["--promote"] if number == 0 else []), config=config)
+    publish_seed(material, config)
     documents = seed_documents(client)
     names = [f"team-{number % 100:02d}/adapter-{number:05d}" for number in range(adapters)]
     began = time.monotonic()
@@ -106,6 +124,11 @@ def fill(client: Any, material: Material, config: Path, adapters: int) -> list[A
         Aim("sweep that finds nothing to do", again, "s"),
         Aim("largest shard, rewritten by a publication", max(shards) / 1e3, "kB", 1000),
     ]
+
+
+def publish_seed(material: Material, config: Path) -> None:
+    for number, folder in enumerate(list(material.folders.values())[:VERSIONS]):
+        command("publish", str(folder), "--name", SEED, "--base", "demo", *(["--promote"] if number == 0 else []), config=config)
 
 
 def seed_documents(client: Any) -> dict[str, str]:
@@ -133,22 +156,20 @@ def read(client: Any, key: str) -> str:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def ask(url: str, config: Path, material: Material, options: argparse.Namespace) -> list[Aim]:
+async def ask(url: str, config: Path, material: Material, small: Small, options: argparse.Namespace) -> list[Aim]:
     gateway = gateway_process()
-    rng = random.Random(1)
+    numbers = random.Random(1).choices(range(options.adapters), k=options.requests)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=32)) as http:
         models = await spread(options.requests, lambda: get(http, "/v1/models"))
         count = len((await http.get("/v1/models")).json()["data"])
         page = await spread(options.requests, lambda: get(http, "/v1/models?limit=100"))
-        resolve = await resolving(http, options, rng)
+        resolve = await resolving(http, [f"demo:team-{n % 100:02d}/adapter-{n:05d}@2" for n in numbers])
         publish, seen = await publishing(http, config, material)
         promote = timed(lambda: command("promote", "demo:team-00/adapter-00000", "2", config=config))
         fresh = (await spread(1, lambda: get(http, "/v1/models")))[0]
-        before = await settled_mb(gateway)
-        calls_before = await store_calls(http)
-        asked_s = await invent(http, options.invented)
-        calls = await store_calls(http) - calls_before
-        grown = rss_mb(gateway) - before
+        settled = await settled_mb(gateway)
+        control = await cost_of(http, gateway, ["demo:team-00/ghost"] * options.invented)
+        invented = await cost_of(http, gateway, [f"demo:team-{n % 100:02d}/ghost-{n:06d}" for n in range(options.invented)])
     listing = timed(lambda: command("list", "--json", config=config))
     filtered = timed(lambda: command("list", "team-07/*", "--json", config=config))
     return [
@@ -158,24 +179,27 @@ async def ask(url: str, config: Path, material: Material, options: argparse.Name
         Aim("/v1/models?limit=100, p99", percentile(page, 0.99), "ms", 100),
         Aim("resolve, p50 (server-timing)", statistics.median(resolve), "ms", 0.1),
         Aim("resolve, p99", percentile(resolve, 0.99), "ms", 0.1),
+        Aim("control: resolve with one adapter in the registry, p50", statistics.median(small.resolve_ms), "ms"),
+        Aim("control: the same, p99", percentile(small.resolve_ms, 0.99), "ms"),
         Aim("loramux publish, the command", publish, "s"),
         Aim("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
         Aim("loramux promote, the command", promote, "s"),
         Aim("loramux list, the command", listing, "s"),
         Aim("loramux list 'team-07/*', the command", filtered, "s"),
-        Aim("memory of the gateway's process", before, "MB"),
-        Aim(f"more memory after {options.invented} invented names", grown, "MB", 5),
-        Aim("store calls a second meanwhile (polls and sweeps)", calls / asked_s, "1/s"),
+        Aim("memory of the gateway's process", settled, "MB"),
+        Aim(f"control: more memory after {options.invented} requests for one unknown name", control.grown_mb, "MB"),
+        Aim("control: listings a second meanwhile (polls)", control.listings_per_s, "1/s"),
+        Aim(f"more memory after {options.invented} invented names then", invented.grown_mb, "MB", 5),
+        Aim("listings a second meanwhile (polls)", invented.listings_per_s, "1/s"),
+        Aim("store calls meanwhile that were no listings", invented.other_calls, "calls", 0),
     ]
 
 
-async def resolving(http: httpx.AsyncClient, options: argparse.Namespace, rng: random.Random) -> list[float]:
-    """Ms to resolve random names, as the gateway measures it."""
+async def resolving(http: httpx.AsyncClient, models: list[str]) -> list[float]:
+    """Ms to resolve each name, as the gateway measures it, one request after another."""
     times = []
-    for _ in range(options.requests):
-        number = rng.randrange(options.adapters)
-        body = {"model": f"demo:team-{number % 100:02d}/adapter-{number:05d}@2", "prompt": "Hello", "max_tokens": 1}
-        answer = await http.post("/v1/completions", json=body)
+    for model in models:
+        answer = await http.post("/v1/completions", json={"model": model, "prompt": "Hello", "max_tokens": 1})
         answer.raise_for_status()
         times.append(float(RESOLVE.search(answer.headers["server-timing"])[1]))  # type: ignore[index]
     return times
@@ -194,25 +218,39 @@ async def publishing(http: httpx.AsyncClient, config: Path, material: Material) 
     raise SystemExit("the gateway never showed the new version")
 
 
-async def invent(http: httpx.AsyncClient, number: int) -> float:
-    """Asks for names that nobody has; returns the seconds that it took."""
-    began, numbers = time.monotonic(), iter(range(number))
+@dataclass(frozen=True)
+class Cost:
+    """What some requests left behind: memory of the gateway, and store calls of all the node's processes meanwhile."""
+
+    grown_mb: float
+    listings_per_s: float
+    other_calls: float
+
+
+async def cost_of(http: httpx.AsyncClient, gateway: psutil.Process, models: list[str]) -> Cost:
+    """Asks for models that don't exist, 16 at a time."""
+    before_mb, before, began = rss_mb(gateway), await store_calls(http), time.monotonic()
+    left = iter(models)
 
     async def work() -> None:
-        for n in numbers:
-            body = {"model": f"demo:team-{n % 100:02d}/ghost-{n:06d}", "prompt": "Hello"}
-            assert (await http.post("/v1/completions", json=body)).status_code == 404
+        for model in left:
+            assert (await http.post("/v1/completions", json={"model": model, "prompt": "Hello"})).status_code == 404
 
     await asyncio.gather(*(work() for _ in range(16)))
-    return time.monotonic() - began
+    grown_mb = rss_mb(gateway) - before_mb
+    await asyncio.sleep(METRICS_AGE_S)
+    calls = await store_calls(http)
+    calls.subtract(before)
+    return Cost(grown_mb, calls.pop("list", 0) / (time.monotonic() - began), sum(calls.values()))
 
 
-async def store_calls(http: httpx.AsyncClient) -> float:
-    """All calls to the store that the node's processes have counted."""
-    text = (await http.get("/metrics")).text
-    return sum(
-        float(line.rpartition(" ")[2]) for line in text.splitlines() if "loramux_store_calls_total" in line and line[0] != "#"
-    )
+async def store_calls(http: httpx.AsyncClient) -> Counter[str]:
+    """The calls to the store that the node's processes have counted, by method."""
+    calls: Counter[str] = Counter()
+    for line in (await http.get("/metrics")).text.splitlines():
+        if line.startswith("loramux_store_calls_total{"):
+            calls[METHOD.search(line)[1]] += round(float(line.rpartition(" ")[2]))  # type: ignore[index]
+    return calls
 
 
 async def get(http: httpx.AsyncClient, path: str) -> None:
@@ -242,10 +280,10 @@ def rss_mb(process: psutil.Process) -> float:
 
 
 async def settled_mb(process: psutil.Process) -> float:
-    """The memory once a few sweeps of the index have taken what they need: they list every adapter each time."""
+    """The memory once it stays where it is: the sweep of the start lists every adapter."""
     most = rss_mb(process)
     for _ in range(8):
-        await asyncio.sleep(2 * SWEEP_INTERVAL_S)
+        await asyncio.sleep(SETTLE_S)
         now = rss_mb(process)
         if now < most + 1:
             return now
@@ -256,25 +294,19 @@ async def settled_mb(process: psutil.Process) -> float:
 # -- the product -------------------------------------------------------------------------------------------------------
 
 
-def settings_for(material: Material, endpoint: str, folder: str, prefix: str) -> dict[str, Any]:
+def configure(material: Material, endpoint: str, folder: str, config: Path, prefix: str) -> dict[str, Any]:
+    """The settings, which `config` holds then."""
     registry = {
         "url": f"s3://{BUCKET}/{prefix}",
         "endpoint": endpoint,
         "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
         "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
-        "sweep_interval_s": SWEEP_INTERVAL_S,
     }
     base = {"id": "demo", "source": str(material.base), "accelerator": "cpu", "engine": ENGINE, "env": VLLM_ENVIRONMENT}
     gateway = {"port": free_port(), "num_cpus": 0.5}
-    return {"registry": registry, "cache": {"dir": f"{folder}/cache"}, "gateway": gateway, "bases": [base]}
-
-
-def start_with(material: Material, endpoint: str, folder: str, config: Path, prefix: str) -> float:
-    """Seconds of a start and end over another registry, an empty one."""
-    settings = settings_for(material, endpoint, folder, prefix)
+    settings = {"registry": registry, "cache": {"dir": f"{folder}/cache"}, "gateway": gateway, "bases": [base]}
     config.write_text(yaml.safe_dump(settings))
-    with up(settings, config) as (_, started_s):
-        return started_s
+    return settings
 
 
 @contextmanager
