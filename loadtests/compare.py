@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,43 +20,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
-import yaml
+import httpx2
 
-from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, s3_server, wait_for_answer
+from loadtests.client import Answer, ask, client
+from loadtests.figures import RESULTS, save
+from loadtests.material import ENGINE, VLLM_ENVIRONMENT, WORK, Material, make_material
+from loadtests.product import configure, up
+from loadtests.servers import free_port, process, s3_server, wait_for_answer
+from loadtests.stock import stock, upload, upload_all
 
-HERE = Path(__file__).resolve().parent
 BURST, DIFFERENT, COLD = 16, 8, 4
 ADAPTERS = COLD + 1 + DIFFERENT + 1  # cold ones, one for the burst, different ones at once, one to publish again
-ENGINE = {
-    "enable_lora": True,
-    "max_loras": 4,
-    "max_cpu_loras": 8,
-    "max_lora_rank": 16,
-    "max_model_len": 2048,
-    "max_num_seqs": 32,
-    "enforce_eager": True,
-    "dtype": "float32",
-}
-VLLM_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # All servers alike: on two cores one engine thread leaves the other core to the rest of the server.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One request as the client saw it. Times in ms; `ttft_ms` is to the first data event."""
-
-    status: int
-    text: str
-    ttft_ms: float
-    total_ms: float
 
 
 @dataclass
@@ -77,15 +48,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Material:
-    """What all servers get: the base's folder, adapter folders by name, and what each adapter says."""
-
-    base: Path
-    folders: dict[str, Path]
-    sentences: dict[str, str]
-
-
-@dataclass(frozen=True)
 class Target:
     """A running server. `model` turns an adapter's name into its model field; `publish_again` puts other content under a name."""
 
@@ -97,53 +59,43 @@ class Target:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=HERE / "results" / time.strftime("%Y-%m-%d-%H%M"))
-    parser.add_argument("--work", type=Path, default=Path(".loramux/bench"), help="where base and adapters are kept")
+    parser.add_argument("--out", type=Path, default=RESULTS / time.strftime("%Y-%m-%d-%H%M"))
+    parser.add_argument("--work", type=Path, default=WORK, help="where base and adapters are kept")
     parser.add_argument("--requests", type=int, default=100, help="requests for each TTFT figure")
     parser.add_argument("--only", nargs="*", choices=SERVERS, default=list(SERVERS))
     options = parser.parse_args()
-    material = make_material(options.work)
+    material = make_material(options.work, ADAPTERS + 1)
     results = [asyncio.run(run(name, material, options)) for name in options.only]
     write(results, options)
-
-
-def make_material(work: Path) -> Material:
-    """The demo base and adapters with random sentences; made once, kept in `work`."""
-    python = [sys.executable, "-m"]
-    subprocess.run([*python, "training.demo", str(work), "--only-base"], check=True)
-    making = [*python, "training.demo_sentences", str(work / "base"), str(work / "random"), str(ADAPTERS + 1)]
-    subprocess.run(making, check=True)
-    sentences = json.loads((work / "random" / "sentences.json").read_text())
-    return Material((work / "base").resolve(), {name: (work / "random" / name).resolve() for name in sentences}, sentences)
 
 
 async def run(name: str, material: Material, options: argparse.Namespace) -> Result:
     print(f"-- {name}", flush=True)
     with ExitStack() as stack:
         target = stack.enter_context(SERVERS[name](material))
-        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=100)) as http:
+        async with client() as http:
             return await measure(name, http, target, material, options.requests)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-async def measure(name: str, http: httpx.AsyncClient, target: Target, material: Material, requests: int) -> Result:
+async def measure(name: str, http: httpx2.AsyncClient, target: Target, material: Material, requests: int) -> Result:
     result = Result(name)
     names = list(material.folders)
     hot, rest = names[0], names[1:]
     for model in (target.base, target.model(hot)):
         for _ in range(8):
-            await ask(http, target, model)
-    result.base_ttft_ms = spread([await ask(http, target, target.base) for _ in range(requests)])
-    result.hot_ttft_ms = spread([await ask(http, target, target.model(hot)) for _ in range(requests)])
+            await ask(http, target.url, model)
+    result.base_ttft_ms = spread([await ask(http, target.url, target.base) for _ in range(requests)])
+    result.hot_ttft_ms = spread([await ask(http, target.url, target.model(hot)) for _ in range(requests)])
     if target.publish_again is None:
         return result
-    cold = [(name, await ask(http, target, target.model(name))) for name in rest[:COLD]]
+    cold = [(name, await ask(http, target.url, target.model(name))) for name in rest[:COLD]]
     result.cold_ttft_ms = spread([answer for _, answer in cold])
-    result.burst = outcome(await asyncio.gather(*(ask(http, target, target.model(rest[COLD])) for _ in range(BURST))))
+    result.burst = outcome(await asyncio.gather(*(ask(http, target.url, target.model(rest[COLD])) for _ in range(BURST))))
     others = rest[COLD + 1 : COLD + 1 + DIFFERENT]
-    at_once = await asyncio.gather(*(ask(http, target, target.model(name)) for name in others))
+    at_once = await asyncio.gather(*(ask(http, target.url, target.model(name)) for name in others))
     result.different = outcome(at_once)
     spoken = [*cold, *zip(others, at_once, strict=True)]
     result.wrong_answers = sum(a.status == 200 and material.sentences[n] != a.text for n, a in spoken)
@@ -151,37 +103,20 @@ async def measure(name: str, http: httpx.AsyncClient, target: Target, material: 
     return result
 
 
-async def republish(http: httpx.AsyncClient, target: Target, material: Material, name: str, other: str) -> dict[str, Any]:
+async def republish(http: httpx2.AsyncClient, target: Target, material: Material, name: str, other: str) -> dict[str, Any]:
     """Other content goes under a hot name: how many of 20 answers in the next four seconds are still the old one's?"""
     assert target.publish_again
     await asyncio.to_thread(target.publish_again, name, material.folders[other])
     await asyncio.sleep(1.5)
     texts = []
     for _ in range(20):
-        texts.append((await ask(http, target, target.model(name))).text)
+        texts.append((await ask(http, target.url, target.model(name))).text)
         await asyncio.sleep(0.1)
     return {
         "old_answers": sum(text == material.sentences[name] for text in texts),
         "new_answers": sum(text == material.sentences[other] for text in texts),
         "asked": len(texts),
     }
-
-
-async def ask(http: httpx.AsyncClient, target: Target, model: str) -> Answer:
-    messages = [{"role": "user", "content": "Hello"}]
-    body = {"model": model, "messages": messages, "max_tokens": 32, "temperature": 0, "stream": True}
-    began, first, text = time.perf_counter(), 0.0, []
-    try:
-        async with http.stream("POST", f"{target.url}/v1/chat/completions", json=body) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    first = first or time.perf_counter()
-                    text += [choice["delta"].get("content") or "" for choice in json.loads(line[6:]).get("choices", [])]
-            status = response.status_code
-    except httpx.HTTPError:
-        status = 0
-    ended = time.perf_counter()
-    return Answer(status, "".join(text).strip(), ((first or ended) - began) * 1e3, (ended - began) * 1e3)
 
 
 def spread(answers: list[Answer]) -> dict[str, float]:
@@ -228,92 +163,39 @@ def vllm_server(material: Material) -> Iterator[Target]:
 
 
 @contextmanager
-def stock(material: Material, *, tuned: bool) -> Iterator[Target]:
+def stock_server(material: Material, *, tuned: bool) -> Iterator[Target]:
     """Stock Ray Serve LLM with adapters under an S3 prefix, set up as its guide says."""
-    with s3_server() as (endpoint, client):
-        for name, folder in material.folders.items():
-            upload(client, name, folder)
-        port = free_port()
-        environment = (
-            VLLM_ENVIRONMENT
-            | KEYS
-            | {
-                "AWS_ENDPOINT_URL": endpoint,
-                "BENCH_PORT": str(port),
-                "BENCH_BASE": str(material.base),
-                "BENCH_BUCKET": BUCKET,
-                "BENCH_ENGINE": json.dumps(ENGINE),
-                "BENCH_TUNED": str(int(tuned)),
-            }
-        )
-        with process([sys.executable, str(HERE / "stock_app.py")], environment) as running:
-            url = f"http://127.0.0.1:{port}"
-            wait_for_answer(url, "demo", running)
-            yield Target(url, "demo", lambda name: f"demo:{name}", lambda name, folder: upload(client, name, folder))
+    with s3_server() as (endpoint, store):
+        upload_all(store, material, material.folders)
+        with stock(material, endpoint, tuned=tuned) as running:
+            yield Target(running.url, "demo", lambda name: f"demo:{name}", lambda name, folder: upload(store, name, folder))
 
 
 @contextmanager
 def loramux(material: Material) -> Iterator[Target]:
     with s3_server() as (endpoint, _), tempfile.TemporaryDirectory(prefix="loramux-bench-") as folder:
-        port, config = free_port(), Path(folder) / "loramux.yaml"
-        config.write_text(yaml.safe_dump(loramux_settings(material, endpoint, folder, port)))
-
-        def publish(name: str, adapter: Path) -> None:
-            options = ["--name", name, "--base", "demo", "--promote", "--config", str(config), "--json"]
-            subprocess.run([str(BIN / "loramux"), "publish", str(adapter), *options], check=True, capture_output=True)
-
-        with process([str(BIN / "loramux"), "up", "--no-demo", "--config", str(config)], {}, cwd=folder) as running:
-            url = f"http://127.0.0.1:{port}"
-            wait_for_answer(url, "demo", running)
+        setting = configure(material, endpoint, Path(folder))
+        with up(setting):
             for name, adapter in material.folders.items():
-                publish(name, adapter)
+                setting.publish(name, adapter)
             time.sleep(2)
-            yield Target(url, "demo", lambda name: f"demo:{name}", publish)
-
-
-def loramux_settings(material: Material, endpoint: str, folder: str, port: int) -> dict[str, Any]:
-    registry = {
-        "url": f"s3://{BUCKET}/registry",
-        "endpoint": endpoint,
-        "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
-        "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
-    }
-    base = {"id": "demo", "source": str(material.base), "accelerator": "cpu", "engine": ENGINE, "env": VLLM_ENVIRONMENT}
-    return {
-        "registry": registry,
-        "cache": {"dir": f"{folder}/cache"},
-        "gateway": {"port": port, "num_cpus": 0.5},
-        "bases": [base],
-    }
+            yield Target(setting.url, "demo", lambda name: f"demo:{name}", setting.publish)
 
 
 SERVERS: dict[str, Callable[[Material], Any]] = {
     "vllm": vllm_server,
-    "stock": lambda material: stock(material, tuned=False),
-    "stock-tuned": lambda material: stock(material, tuned=True),
+    "stock": lambda material: stock_server(material, tuned=False),
+    "stock-tuned": lambda material: stock_server(material, tuned=True),
     "loramux": loramux,
 }
-
-
-def upload(client: Any, name: str, folder: Path) -> None:
-    for file in ("adapter_config.json", "adapter_model.safetensors"):
-        client.upload_file(str(folder / file), BUCKET, f"lora/{name}/{file}")
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write(results: list[Result], options: argparse.Namespace) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
-    about = {
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "requests": options.requests,
-        "engine": ENGINE,
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
-    summary = {"schema_version": 1, "about": about, "results": [asdict(result) for result in results]}
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    about = {"machine": platform.processor() or platform.machine(), "requests": options.requests, "engine": ENGINE}
+    save(options.out, about, results=[asdict(result) for result in results])
     print(table(results))
     print(f"\nwritten: {options.out / 'summary.json'}")
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -29,10 +27,11 @@ from typing import Any
 
 import httpx
 import psutil
-import yaml
 
-from loadtests.compare import ENGINE, VLLM_ENVIRONMENT, Material, make_material
-from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, s3_server, wait_for_answer
+from loadtests.figures import Figure, new_results, percentile, write
+from loadtests.material import WORK, Material, make_material
+from loadtests.product import Setting, configure, timed_s, up
+from loadtests.servers import BUCKET, s3_server
 
 VERSIONS = 3
 SETTLE_S = 15
@@ -43,46 +42,29 @@ METHOD = re.compile(r'method="([^"]+)"')
 RESOLVE = re.compile(r"resolve;dur=([0-9.]+)")
 
 
-@dataclass(frozen=True)
-class Aim:
-    """A figure beside what was promised; `limit` is None where nothing was."""
-
-    name: str
-    value: float
-    unit: str
-    limit: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.limit is None:
-            return "-"
-        return "met" if self.value <= self.limit else "missed"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("loadtests/results") / time.strftime("registry-%Y-%m-%d-%H%M"))
-    parser.add_argument("--work", type=Path, default=Path(".loramux/bench"), help="where base and adapters are kept")
+    parser.add_argument("--out", type=Path, default=new_results("registry"))
+    parser.add_argument("--work", type=Path, default=WORK, help="where base and adapters are kept")
     parser.add_argument("--adapters", type=int, default=10_000)
     parser.add_argument("--invented", type=int, default=100_000, help="names that no adapter has, asked for")
     parser.add_argument("--requests", type=int, default=500, help="requests behind each figure")
     options = parser.parse_args()
-    material = make_material(options.work)
-    aims = asyncio.run(run(material, options))
-    write(aims, options)
+    material = make_material(options.work, VERSIONS + 1)
+    figures = asyncio.run(run(material, options))
+    write(options.out, {"adapters": options.adapters, "versions": VERSIONS, "requests": options.requests}, figures)
 
 
-async def run(material: Material, options: argparse.Namespace) -> list[Aim]:
+async def run(material: Material, options: argparse.Namespace) -> list[Figure]:
     with s3_server() as (endpoint, client), tempfile.TemporaryDirectory(prefix="loramux-scale-") as folder:
-        config = Path(folder) / "loramux.yaml"
-        small = await of_one_adapter(material, endpoint, folder, config, options.requests)
+        small = await of_one_adapter(material, endpoint, Path(folder), options.requests)
         print(f"-- start with a registry of one adapter: {small.started_s:.1f} s", flush=True)
-        settings = configure(material, endpoint, folder, config, PREFIX)
-        figures = fill(client, material, config, options.adapters)
-        with up(settings, config) as (url, started_s):
-            figures.append(Aim("start of the product with it", started_s, "s"))
-            figures.append(Aim("the same over that with one adapter", started_s / small.started_s, "times", 1.25))
-            figures += await ask(url, config, material, small, options)
+        setting = configure(material, endpoint, Path(folder), prefix=PREFIX)
+        figures = fill(client, material, setting, options.adapters)
+        with started(setting) as started_s:
+            figures.append(Figure("start of the product with it", started_s, "s"))
+            figures.append(Figure("the same over that with one adapter", started_s / small.started_s, "times", 1.25))
+            figures += await ask(setting, material, small, options)
         return figures
 
 
@@ -94,20 +76,20 @@ class Small:
     resolve_ms: list[float]
 
 
-async def of_one_adapter(material: Material, endpoint: str, folder: str, config: Path, requests: int) -> Small:
-    settings = configure(material, endpoint, folder, config, "small")
-    publish_seed(material, config)
-    with up(settings, config) as (url, started_s):
-        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+async def of_one_adapter(material: Material, endpoint: str, folder: Path, requests: int) -> Small:
+    setting = configure(material, endpoint, folder, prefix="small")
+    publish_seed(material, setting)
+    with started(setting) as started_s:
+        async with httpx.AsyncClient(base_url=setting.url, timeout=120) as http:
             return Small(started_s, await resolving(http, [f"demo:{SEED}@2"] * requests))
 
 
 # -- filling -----------------------------------------------------------------------------------------------------------
 
 
-def fill(client: Any, material: Material, config: Path, adapters: int) -> list[Aim]:
+def fill(client: Any, material: Material, setting: Setting, adapters: int) -> list[Figure]:
     """Publishes one adapter, copies its manifests and head under other names, and lets the product index them."""
-    publish_seed(material, config)
+    publish_seed(material, setting)
     documents = seed_documents(client)
     names = [f"team-{number % 100:02d}/adapter-{number:05d}" for number in range(adapters)]
     began = time.monotonic()
@@ -115,20 +97,20 @@ def fill(client: Any, material: Material, config: Path, adapters: int) -> list[A
         for done, _ in enumerate(pool.map(lambda name: copy_under(client, documents, name), names)):
             if done % 2000 == 0:
                 print(f"-- {done} of {adapters} adapters written, {time.monotonic() - began:.0f} s", flush=True)
-    indexing = timed(lambda: command("sweep", config=config))
-    again = timed(lambda: command("sweep", config=config))
+    indexing = timed_s(lambda: setting.must("sweep"))
+    again = timed_s(lambda: setting.must("sweep"))
     print(f"-- indexed in {indexing:.0f} s, looked through again in {again:.1f} s", flush=True)
     shards = [row["Size"] for row in listed(client, f"{PREFIX}/index/")]
     return [
-        Aim(f"index of {adapters} new adapters x {VERSIONS} versions built", indexing, "s"),
-        Aim("sweep that finds nothing to do", again, "s"),
-        Aim("largest shard, rewritten by a publication", max(shards) / 1e3, "kB", 1000),
+        Figure(f"index of {adapters} new adapters x {VERSIONS} versions built", indexing, "s"),
+        Figure("sweep that finds nothing to do", again, "s"),
+        Figure("largest shard, rewritten by a publication", max(shards) / 1e3, "kB", 1000),
     ]
 
 
-def publish_seed(material: Material, config: Path) -> None:
+def publish_seed(material: Material, setting: Setting) -> None:
     for number, folder in enumerate(list(material.folders.values())[:VERSIONS]):
-        command("publish", str(folder), "--name", SEED, "--base", "demo", *(["--promote"] if number == 0 else []), config=config)
+        setting.publish(SEED, folder, promote=number == 0)
 
 
 def seed_documents(client: Any) -> dict[str, str]:
@@ -156,42 +138,42 @@ def read(client: Any, key: str) -> str:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def ask(url: str, config: Path, material: Material, small: Small, options: argparse.Namespace) -> list[Aim]:
+async def ask(setting: Setting, material: Material, small: Small, options: argparse.Namespace) -> list[Figure]:
     gateway = gateway_process()
     numbers = random.Random(1).choices(range(options.adapters), k=options.requests)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=32)) as http:
+    async with httpx.AsyncClient(base_url=setting.url, timeout=120, limits=httpx.Limits(max_connections=32)) as http:
         models = await spread(options.requests, lambda: get(http, "/v1/models"))
         count = len((await http.get("/v1/models")).json()["data"])
         page = await spread(options.requests, lambda: get(http, "/v1/models?limit=100"))
         resolve = await resolving(http, [f"demo:team-{n % 100:02d}/adapter-{n:05d}@2" for n in numbers])
-        publish, seen = await publishing(http, config, material)
-        promote = timed(lambda: command("promote", "demo:team-00/adapter-00000", "2", config=config))
+        publish, seen = await publishing(http, setting, material)
+        promote = timed_s(lambda: setting.must("promote", "demo:team-00/adapter-00000", "2"))
         fresh = (await spread(1, lambda: get(http, "/v1/models")))[0]
         settled = await settled_mb(gateway)
         control = await cost_of(http, gateway, ["demo:team-00/ghost"] * options.invented)
         invented = await cost_of(http, gateway, [f"demo:team-{n % 100:02d}/ghost-{n:06d}" for n in range(options.invented)])
-    listing = timed(lambda: command("list", "--json", config=config))
-    filtered = timed(lambda: command("list", "team-07/*", "--json", config=config))
+    listing = timed_s(lambda: setting.must("list", "--json"))
+    filtered = timed_s(lambda: setting.must("list", "team-07/*", "--json"))
     return [
-        Aim(f"/v1/models, {count} entries, p50", statistics.median(models), "ms"),
-        Aim("/v1/models, p99", percentile(models, 0.99), "ms", 100),
-        Aim("/v1/models, the first after a change", fresh, "ms", 100),
-        Aim("/v1/models?limit=100, p99", percentile(page, 0.99), "ms", 100),
-        Aim("resolve, p50 (server-timing)", statistics.median(resolve), "ms", 0.1),
-        Aim("resolve, p99", percentile(resolve, 0.99), "ms", 0.1),
-        Aim("control: resolve with one adapter in the registry, p50", statistics.median(small.resolve_ms), "ms"),
-        Aim("control: the same, p99", percentile(small.resolve_ms, 0.99), "ms"),
-        Aim("loramux publish, the command", publish, "s"),
-        Aim("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
-        Aim("loramux promote, the command", promote, "s"),
-        Aim("loramux list, the command", listing, "s"),
-        Aim("loramux list 'team-07/*', the command", filtered, "s"),
-        Aim("memory of the gateway's process", settled, "MB"),
-        Aim(f"control: more memory after {options.invented} requests for one unknown name", control.grown_mb, "MB"),
-        Aim("control: listings a second meanwhile (polls)", control.listings_per_s, "1/s"),
-        Aim(f"more memory after {options.invented} invented names then", invented.grown_mb, "MB", 5),
-        Aim("listings a second meanwhile (polls)", invented.listings_per_s, "1/s"),
-        Aim("store calls meanwhile that were no listings", invented.other_calls, "calls", 0),
+        Figure(f"/v1/models, {count} entries, p50", statistics.median(models), "ms"),
+        Figure("/v1/models, p99", percentile(models, 0.99), "ms", 100),
+        Figure("/v1/models, the first after a change", fresh, "ms", 100),
+        Figure("/v1/models?limit=100, p99", percentile(page, 0.99), "ms", 100),
+        Figure("resolve, p50 (server-timing)", statistics.median(resolve), "ms", 0.1),
+        Figure("resolve, p99", percentile(resolve, 0.99), "ms", 0.1),
+        Figure("control: resolve with one adapter in the registry, p50", statistics.median(small.resolve_ms), "ms"),
+        Figure("control: the same, p99", percentile(small.resolve_ms, 0.99), "ms"),
+        Figure("loramux publish, the command", publish, "s"),
+        Figure("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
+        Figure("loramux promote, the command", promote, "s"),
+        Figure("loramux list, the command", listing, "s"),
+        Figure("loramux list 'team-07/*', the command", filtered, "s"),
+        Figure("memory of the gateway's process", settled, "MB"),
+        Figure(f"control: more memory after {options.invented} requests for one unknown name", control.grown_mb, "MB"),
+        Figure("control: listings a second meanwhile (polls)", control.listings_per_s, "1/s"),
+        Figure(f"more memory after {options.invented} invented names then", invented.grown_mb, "MB", 5),
+        Figure("listings a second meanwhile (polls)", invented.listings_per_s, "1/s"),
+        Figure("store calls meanwhile that were no listings", invented.other_calls, "calls", 0),
     ]
 
 
@@ -205,10 +187,10 @@ async def resolving(http: httpx.AsyncClient, models: list[str]) -> list[float]:
     return times
 
 
-async def publishing(http: httpx.AsyncClient, config: Path, material: Material) -> tuple[float, float]:
+async def publishing(http: httpx.AsyncClient, setting: Setting, material: Material) -> tuple[float, float]:
     """Seconds of the command, and from its end until the gateway shows the new version."""
     folder = list(material.folders.values())[VERSIONS]
-    took_s = timed(lambda: command("publish", str(folder), "--name", "team-00/adapter-00000", "--base", "demo", config=config))
+    took_s = timed_s(lambda: setting.publish("team-00/adapter-00000", folder, promote=False))
     began = time.monotonic()
     where = {"base": "demo", "name": "team-00/adapter-00000"}
     for _ in range(1000):
@@ -267,10 +249,6 @@ async def spread(number: int, call: Callable[[], Awaitable[None]]) -> list[float
     return times
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
-
-
 def gateway_process() -> psutil.Process:
     return next(p for p in psutil.process_iter(["cmdline"]) if "Gateway" in " ".join(p.info["cmdline"] or [])[:200])
 
@@ -291,60 +269,12 @@ async def settled_mb(process: psutil.Process) -> float:
     return most
 
 
-# -- the product -------------------------------------------------------------------------------------------------------
-
-
-def configure(material: Material, endpoint: str, folder: str, config: Path, prefix: str) -> dict[str, Any]:
-    """The settings, which `config` holds then."""
-    registry = {
-        "url": f"s3://{BUCKET}/{prefix}",
-        "endpoint": endpoint,
-        "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
-        "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
-    }
-    base = {"id": "demo", "source": str(material.base), "accelerator": "cpu", "engine": ENGINE, "env": VLLM_ENVIRONMENT}
-    gateway = {"port": free_port(), "num_cpus": 0.5}
-    settings = {"registry": registry, "cache": {"dir": f"{folder}/cache"}, "gateway": gateway, "bases": [base]}
-    config.write_text(yaml.safe_dump(settings))
-    return settings
-
-
 @contextmanager
-def up(settings: dict[str, Any], config: Path) -> Iterator[tuple[str, float]]:
-    """The running product's address, and the seconds until it answered."""
-    url, began = f"http://127.0.0.1:{settings['gateway']['port']}", time.monotonic()
-    loramux = [str(BIN / "loramux"), "up", "--no-demo", "--config", str(config)]
-    with process(loramux, {}, cwd=str(config.parent)) as running:
-        wait_for_answer(url, "demo", running)
-        yield url, time.monotonic() - began
-
-
-def command(*words: str, config: Path) -> None:
-    done = subprocess.run([str(BIN / "loramux"), *words, "--config", str(config)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"loramux {words[0]} failed: {done.stderr[-2000:]}")
-
-
-def timed(work: Callable[[], Any]) -> float:
+def started(setting: Setting) -> Iterator[float]:
+    """The running product: the seconds until it answered."""
     began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def write(figures: list[Aim], options: argparse.Namespace) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows = [{"name": f.name, "value": round(f.value, 3), "unit": f.unit, "aim": f.limit, "verdict": f.verdict} for f in figures]
-    about = {"cores": os.cpu_count(), "adapters": options.adapters, "versions": VERSIONS, "requests": options.requests}
-    summary = {"schema_version": 1, "about": about | {"when": time.strftime("%Y-%m-%dT%H:%M:%S%z")}, "figures": rows}
-    (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print("| what | value | aim | |\n| --- | --- | --- | --- |")
-    for figure in figures:
-        aim = "-" if figure.limit is None else f"<= {figure.limit:g} {figure.unit}"
-        print(f"| {figure.name} | {figure.value:.2f} {figure.unit} | {aim} | {figure.verdict} |")
-    print(f"\nwritten: {options.out / 'summary.json'}")
+    with up(setting):
+        yield time.monotonic() - began
 
 
 if __name__ == "__main__":

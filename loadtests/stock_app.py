@@ -1,9 +1,10 @@
-"""Stock Ray Serve LLM with LoRA from S3, as its guide sets it up: the peer of `compare.py`. All comes in the environment."""
+"""Stock Ray Serve LLM with LoRA from S3, as its guide sets it up: the peer of the load tests. All comes in the environment."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -20,7 +21,8 @@ PASSED_ON = (
 
 
 def main() -> None:
-    ray.init(address="local", num_cpus=max(8, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+    replicas = int(os.environ["BENCH_REPLICAS"])
+    ray.init(address="local", num_cpus=max(6 + 2 * replicas, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
     engine = json.loads(os.environ["BENCH_ENGINE"])
     config = LLMConfig(
         model_loading_config={"model_id": "demo", "model_source": os.environ["BENCH_BASE"]},
@@ -29,11 +31,14 @@ def main() -> None:
             "max_num_adapters_per_replica": engine["max_loras"],
         },
         engine_kwargs=engine,
-        deployment_config={"autoscaling_config": {"min_replicas": 1, "max_replicas": 1}},
+        deployment_config={"autoscaling_config": {"min_replicas": replicas, "max_replicas": replicas}},
         placement_group_config={"bundles": [{"CPU": 1}]},
         runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
         experimental_configs={"stream_batching_interval_ms": 0} if os.environ["BENCH_TUNED"] == "1" else {},
     )
+    node = ray.nodes()[0]
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    Path(os.environ["BENCH_METRICS_FILE"]).write_text(address)
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["BENCH_PORT"])})
     serve.run(build_openai_app({"llm_configs": [config]}), blocking=True)
 
