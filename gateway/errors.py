@@ -30,7 +30,7 @@ ROWS: dict[type[e.LoraMuxError], Row] = {
     e.VersionRetired: Row(410, "invalid_request_error", should_retry=False),
     e.BodyTooLarge: Row(413, "invalid_request_error", should_retry=False),
     e.AdapterRefused: Row(422, "invalid_request_error", should_retry=False),
-    e.AdapterLoading: Row(503, "server_error", default_retry_after_s=1),
+    e.AdapterLoading: Row(503, "server_error", should_retry=False, default_retry_after_s=1),
     e.StoreError: Row(503, "server_error", default_retry_after_s=2),
     e.DiskFull: Row(503, "server_error", default_retry_after_s=5),
     e.Overloaded: Row(503, "server_error", default_retry_after_s=1),

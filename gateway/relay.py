@@ -7,8 +7,9 @@ itself: a client that disconnects frees the engine at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,16 @@ from starlette.responses import Response
 
 from adapters.errors import DeadlineExceeded, InternalError, LoraMuxError
 from gateway.backend import Backend, Reply, ReplyHead, ResolvedRequest
-from gateway.errors import error_event
+from gateway.errors import error_event, error_headers
+
+logger = logging.getLogger("loramux.gateway")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
+Write = Callable[[bytes], Awaitable[None]]
 
 CLIENT_GONE = 499
-SSE = "text/event-stream; charset=utf-8"
+EVENTS = "text/event-stream"
+SSE = f"{EVENTS}; charset=utf-8"
 COMMENT = b": waiting\n\n"
 
 
@@ -113,24 +118,37 @@ class _Exchange:
         }
         return headers | known_headers(self.request)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body: comments while a late stream waits, then the reply's chunks. Raises LoraMuxError, DeadlineExceeded too."""
-        was_late = not self._dispatch.done()
-        while not self._dispatch.done():
-            yield COMMENT
-            if await self.wait_for_head(self.limits.keepalive_after_s) == "late" and not self.remaining_s:
-                raise self.deadline_error()
-        reply = self.reply()
+    async def pass_on(self, write: Write) -> None:
+        """Writes the body: comments while a late stream waits, then the reply's chunks, all within the limit, also when it is the
+        client that reads too slowly. Raises LoraMuxError, DeadlineExceeded too."""
+        reply = None
+        limit = asyncio.timeout(self.remaining_s)
         try:
-            if was_late:
-                yield _late_headers(self.headers(reply.head))
-            async with asyncio.timeout(self.remaining_s):
+            async with limit:
+                was_late = await self._waited(write)
+                reply = self.reply()
+                if was_late and not reply.head.content_type.startswith(EVENTS):
+                    await write(await _as_event(reply))
+                    return
+                if was_late:
+                    await write(_late_headers(self.headers(reply.head)))
                 async for chunk in reply.chunks:
-                    yield chunk
+                    await write(chunk)
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise self.deadline_error() from None
         finally:
-            await reply.aclose()
+            if reply is not None:
+                await reply.aclose()
+
+    async def _waited(self, write: Write) -> bool:
+        """Whether the reply was not there yet; comments were written until it came, failed, or the client went."""
+        was_late = not self._dispatch.done()
+        while not self._dispatch.done():
+            await write(COMMENT)
+            await self.wait_for_head(self.limits.keepalive_after_s)
+        return was_late
 
 
 class RelayResponse(Response):
@@ -156,17 +174,23 @@ class RelayResponse(Response):
 
     async def _send(self, send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        chunks = self._exchange.chunks()
+
+        async def write(chunk: bytes) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
         try:
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        except LoraMuxError as error:
+            await self._exchange.pass_on(write)
+        except Exception as error:
             if not self._exchange.request.stream:
                 raise InternalError("the answer broke off") from error
-            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
-        finally:
-            await chunks.aclose()
+            known = error if isinstance(error, LoraMuxError) else _bug(self._exchange.request)
+            await write(_late_headers(error_headers(known)) + error_event(known))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _bug(request: ResolvedRequest) -> InternalError:
+    logger.exception("unexpected error in mid-stream on %s, request %s", request.route, request.request_id)
+    return InternalError("something went wrong here; the log has it under the request id")
 
 
 def known_headers(request: ResolvedRequest) -> dict[str, str]:
@@ -179,7 +203,13 @@ def known_headers(request: ResolvedRequest) -> dict[str, str]:
 
 def _late_headers(headers: dict[str, str]) -> bytes:
     """What came too late for the headers, as SSE comments: the official client takes every data event for a chunk."""
-    return b"".join(f": {name}: {value}\n".encode() for name, value in headers.items()) + b"\n"
+    return b"".join(f": {name}: {value}\n".encode() for name, value in headers.items()) + b"\n" if headers else b""
+
+
+async def _as_event(reply: Reply) -> bytes:
+    """An answer that is no stream, an error of the engine say, as the one event of a stream that has begun; events are one line."""
+    body = b"".join([chunk async for chunk in reply.chunks])
+    return b"data: " + b" ".join(body.split(b"\n")) + b"\n\n"
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 
-from adapters.errors import LoraMuxError
 from gateway.backend import BaseInfo, ReplyHead, ResolvedRequest
 
 SSE = "text/event-stream; charset=utf-8"
@@ -29,14 +28,15 @@ class ScriptedReply:
 
 class ScriptedBackend:
     """`words` is the answer; `delay_s` passes before the head, `gap_s` before each later word; `error` is raised instead of a
-    head, `break_with` after the first word."""
+    head, `break_with` after the first word; `refusal` is what the engine itself says no with, as JSON with the status 400."""
 
     def __init__(self, words: tuple[str, ...] = ("Hello", " there"), bases: tuple[str, ...] = ("demo",)) -> None:
         self.words = words
         self.delay_s = 0.0
         self.gap_s = 0.0
         self.error: Exception | None = None
-        self.break_with: LoraMuxError | None = None
+        self.break_with: Exception | None = None
+        self.refusal: bytes | None = None
         self.requests: list[ResolvedRequest] = []
         self.running = 0
         self.closed = 0
@@ -68,6 +68,8 @@ class ScriptedBackend:
         except BaseException:
             self.running -= 1
             raise
+        if self.refusal is not None:
+            return ScriptedReply(ReplyHead(400, "application/json", "base", "none"), _once(self.refusal), self._close)
         head = ReplyHead(
             200, SSE if request.stream else "application/json", "engine" if request.adapter else "base", "none", {"engine": 1.5}
         )
@@ -89,6 +91,10 @@ class ScriptedBackend:
                     raise self.break_with
             yield b"data: " + json.dumps(_chunk(model, word)).encode() + b"\n\n"
         yield b"data: [DONE]\n\n"
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 def _completion(model: str, text: str) -> dict:

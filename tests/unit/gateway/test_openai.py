@@ -152,7 +152,7 @@ async def test_the_frameworks_own_errors_have_openais_shape(http, method, path, 
 @pytest.mark.parametrize(
     ("error", "status", "code", "retry"),
     [
-        (e.AdapterLoading("cold"), 503, "adapter_loading", None),
+        (e.AdapterLoading("cold"), 503, "adapter_loading", "false"),
         (e.StoreUnreachable("down"), 503, "storage_unavailable", None),
         (e.Overloaded("full"), 503, "overloaded", None),
         (e.EngineUnavailable("dead"), 503, "engine_unavailable", None),
@@ -254,6 +254,18 @@ async def test_cold_fail_reaches_the_backend_and_nonsense_is_refused(client, bac
     assert backend.requests[0].wait_cold is False
     with pytest.raises(openai.BadRequestError):
         await ask(client, extra_headers={"x-loramux-cold": "perhaps"})
+
+
+async def test_a_cold_adapter_that_nobody_waits_for_tells_its_estimate_and_the_official_client_does_not_try_again(
+    client, backend
+):
+    backend.error = e.AdapterLoading("`demo:parrot@1` is being loaded", retry_after_s=2.4)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await ask(client.with_options(max_retries=2), extra_headers={"x-loramux-cold": "fail"})
+    assert caught.value.code == "adapter_loading"
+    advice = {name: caught.value.response.headers[name] for name in ("retry-after", "retry-after-ms", "x-should-retry")}
+    assert advice == {"retry-after": "3", "retry-after-ms": "2400", "x-should-retry": "false"}
+    assert len(backend.requests) == 1
 
 
 async def test_models_lists_bases_and_production_adapters(client, http):

@@ -1,4 +1,4 @@
-"""Clients that go away, at every moment of a relay."""
+"""Clients that go away at every moment of a relay; limits that are kept; streams that begin before their answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from adapters.errors import DeadlineExceeded, EngineUnavailable
 from gateway.backend import ResolvedRequest
 from gateway.relay import CLIENT_GONE, Limits, relay
 from tests.scripted_backend import ScriptedBackend
@@ -100,3 +101,79 @@ async def test_a_server_that_cancels_the_request_frees_the_engine(backend, clien
     sending.cancel()
     await asyncio.wait({sending})
     await settled(backend)
+
+
+# The limit of the client
+
+
+async def answered(backend: ScriptedBackend, client: Client, limits: Limits, *, stream: bool = True) -> str:
+    """The whole body, as the client got it; DeadlineExceeded's text where no headers were sent."""
+    try:
+        response = await relay(client.receive, request(stream), backend, limits, 0)
+    except DeadlineExceeded as error:
+        return str(error)
+    await response({}, client.receive, client.send)
+    return b"".join(message.get("body", b"") for message in client.sent).decode()
+
+
+@pytest.mark.parametrize(
+    ("stream", "delay_s", "gap_s"),
+    [(False, 5, 0), (True, 5, 0), (True, 0, 5), (True, 0.12, 5)],
+    ids=["before an answer", "while a late stream waits", "in mid-stream", "in mid-stream of a late one"],
+)
+async def test_the_limit_is_kept_within_100_ms(backend, client, stream, delay_s, gap_s):
+    backend.delay_s, backend.gap_s = delay_s, gap_s
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    said = await answered(backend, client, Limits(timeout_s=0.3, keepalive_after_s=0.05), stream=stream)
+    assert 0.29 <= loop.time() - began <= 0.4
+    assert "no whole answer within 300 ms" in said
+    await settled(backend)
+
+
+async def test_a_client_that_reads_too_slowly_holds_the_engine_no_longer_than_its_limit(backend, client):
+    reads = asyncio.Event()
+    plain_send = client.send
+
+    async def stuck(message: dict) -> None:
+        await plain_send(message)
+        if message.get("body", b"").startswith(b"data: {"):
+            await reads.wait()
+
+    client.send = stuck
+    response = await relay(client.receive, request(), backend, Limits(timeout_s=0.2, keepalive_after_s=1), 0)
+    sending = asyncio.create_task(response({}, client.receive, client.send))
+    await asyncio.sleep(0.3)
+    await settled(backend)
+    reads.set()
+    await asyncio.wait_for(sending, 1)
+    assert b"no whole answer within 200 ms" in client.sent[-2]["body"]
+
+
+# Streams that began before their answer
+
+
+async def test_comments_keep_coming_while_a_late_stream_waits(backend, client):
+    backend.delay_s = 0.5
+    said = await answered(backend, client, Limits(timeout_s=5, keepalive_after_s=0.05))
+    assert 5 <= said.count(": waiting\n\n") <= 10
+    assert said.endswith("data: [DONE]\n\n")
+
+
+async def test_what_the_engine_refuses_late_is_an_event_like_any_error(backend, client):
+    backend.delay_s, backend.refusal = 0.1, b'{"error": {"message": "too long",\n"code": 400}}'
+    said = await answered(backend, client, LIMITS)
+    assert said.endswith('data: {"error": {"message": "too long", "code": 400}}\n\n')
+
+
+async def test_a_late_error_brings_its_advice_on_retries_as_comments(backend, client):
+    backend.delay_s, backend.error = 0.1, EngineUnavailable("starting", retry_after_s=2.4)
+    said = await answered(backend, client, LIMITS)
+    assert ": retry-after: 3\n: retry-after-ms: 2400\n\ndata: {" in said
+
+
+async def test_a_bug_behind_a_late_stream_is_an_event_without_its_text(backend, client):
+    backend.delay_s, backend.error = 0.1, RuntimeError("secret bucket path /srv/x")
+    said = await answered(backend, client, LIMITS)
+    assert '"internal_error"' in said
+    assert "secret" not in said
