@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from adapters.errors import Forbidden, InvalidRequest, VersionRetired
+from adapters.registry import directives
+from adapters.registry.moments import unix_s
 from adapters.types import By, Head, HistoryRow
 
 MAX_HISTORY = 1000  # rows; a head stays well under a megabyte
@@ -27,6 +29,10 @@ UNPROTECT = "unprotect"
 RETIRE = "retire"
 RESTORE = "restore"
 COLLECT = "collect"
+PROMOTE_FAILED = "promote_failed"
+UNMOVED = frozenset(
+    {PROTECT, UNPROTECT, PROMOTE_FAILED}
+)  # rows about an alias that tell of no move; `to_version` is where it stays
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -41,12 +47,22 @@ def recorded(head: Head, row: HistoryRow) -> Head:
 
 
 def moved(head: Head, alias: str, version: int, row: HistoryRow, by: By) -> Head | None:
-    """The alias names `version` alone. Raises VersionRetired, Forbidden."""
+    """The alias names `version` alone. A pending move to it is done then, one to another version ended.
+
+    Raises VersionRetired, Forbidden.
+    """
     check_live(head, version)
-    if head.aliases.get(alias) == version and alias not in head.weights:
+    is_there = names_alone(head, alias, version)
+    if is_there and alias not in head.pending:
         return None
     check_unlocked(head, alias, by)
-    _check_room(head, alias)
+    check_room(head, alias)
+    waiting = head.pending.get(alias)
+    if waiting is not None and waiting.version == version:
+        head, row = replace(head, pending=_without(head.pending, alias)), replace(row, move_id=waiting.id)
+    head = ended(head, alias, f"version {version} was wanted meanwhile", row)
+    if is_there:
+        return head
     row = replace(row, alias=alias, from_version=head.aliases.get(alias), to_version=version)
     return recorded(replace(head, aliases={**head.aliases, alias: version}, weights=_without(head.weights, alias)), row)
 
@@ -61,7 +77,8 @@ def shared(head: Head, alias: str, weights: Mapping[int, int], row: HistoryRow, 
     if head.weights.get(alias) == dict(weights):
         return None
     check_unlocked(head, alias, by)
-    _check_room(head, alias)
+    check_room(head, alias)
+    head = ended(head, alias, "its traffic is shared now", row)
     now = head.aliases.get(alias)
     main = now if now in weights else min(weights, key=lambda version: (-weights[version], version))
     row = replace(row, alias=alias, from_version=now, to_version=main, kind=WEIGHTS, weights=dict(weights))
@@ -70,21 +87,42 @@ def shared(head: Head, alias: str, weights: Mapping[int, int], row: HistoryRow, 
 
 
 def unset(head: Head, alias: str, row: HistoryRow, by: By) -> Head | None:
-    """The alias is gone. Raises Forbidden."""
-    if alias not in head.aliases:
+    """The alias is gone, and with it its pending move and the directives on it. Raises Forbidden."""
+    if alias not in head.aliases and alias not in head.pending:
         return None
     check_unlocked(head, alias, by)
+    head = ended(head, alias, "the alias was taken away", row)
+    head = directives.undirected(head, alias) or head
+    if alias not in head.aliases:
+        return head
     row = replace(row, alias=alias, from_version=head.aliases[alias], to_version=None, kind=UNSET)
     return recorded(replace(head, aliases=_without(head.aliases, alias), weights=_without(head.weights, alias)), row)
 
 
 def protected(head: Head, alias: str, on: bool, row: HistoryRow) -> Head | None:
-    """The alias moves only for a caller that says so, or like any other again."""
+    """The alias moves only for a caller that says so, or like any other again. Protection ends a pending move."""
     if (alias in head.protected) == on:
         return None
+    head = ended(head, alias, "the alias was protected", row) if on else head
     named = head.aliases.get(alias)
     row = replace(row, alias=alias, from_version=named, to_version=named, kind=PROTECT if on else UNPROTECT)
     return recorded(replace(head, protected=head.protected | {alias} if on else head.protected - {alias}), row)
+
+
+def ended(head: Head, alias: str, reason: str, row: HistoryRow) -> Head:
+    """The alias has no pending move any more. If it had one, a row of kind `promote_failed` says which, and why it ended."""
+    move = head.pending.get(alias)
+    if move is None:
+        return head
+    named = head.aliases.get(alias)
+    told = f"version {move.version}: {reason}"[:MAX_MESSAGE_CHARS]
+    who = row.who or move.who
+    failed = HistoryRow(alias, named, named, row.at, who, told, PROMOTE_FAILED, head.weights.get(alias), move.id)
+    return recorded(replace(head, pending=_without(head.pending, alias)), failed)
+
+
+def names_alone(head: Head, alias: str, version: int) -> bool:
+    return head.aliases.get(alias) == version and alias not in head.weights
 
 
 def check_unlocked(head: Head, alias: str, by: By) -> None:
@@ -99,7 +137,8 @@ def check_unlocked(head: Head, alias: str, by: By) -> None:
         )
 
 
-def _check_room(head: Head, alias: str) -> None:
+def check_room(head: Head, alias: str) -> None:
+    """Raises InvalidRequest."""
     if alias not in head.aliases and len(head.aliases) >= MAX_ALIASES:
         raise InvalidRequest(
             f"`{head.name}` has {len(head.aliases)} aliases; at most {MAX_ALIASES} are kept",
@@ -134,7 +173,7 @@ def live_before(head: Head, alias: str) -> list[int]:
     so that a second one goes further back instead of toggling."""
     trail: list[int] = []
     for move in head.history:
-        if move.alias != alias or move.to_version is None or move.kind in (PROTECT, UNPROTECT):
+        if move.alias != alias or move.to_version is None or move.kind in UNMOVED:
             continue
         if not trail and move.from_version is not None:  # the history was cut
             trail.append(move.from_version)
@@ -170,7 +209,7 @@ def _check_was_live(head: Head, alias: str, version: int) -> None:
 
 def live_at(head: Head, alias: str, at: str) -> HistoryRow | None:
     """The row that decided what `alias` named at the time `at` (ISO 8601, UTC), or None if it named nothing yet."""
-    rows = [row for row in head.history if row.alias == alias and row.at <= at and row.kind not in (PROTECT, UNPROTECT)]
+    rows = [row for row in head.history if row.alias == alias and row.at <= at and row.kind not in UNMOVED]
     return rows[-1] if rows and rows[-1].to_version is not None else None
 
 
@@ -191,10 +230,12 @@ def check_live(head: Head, version: int) -> None:
 
 
 def retired(head: Head, version: int, row: HistoryRow) -> Head | None:
-    """`version` answers no more. Raises InvalidRequest while an alias sends requests to it."""
+    """`version` answers no more, and what was to prewarm it is dropped. Raises InvalidRequest while an alias sends requests to
+    it, a pin holds it, or an alias is about to move to it."""
     if version in head.retired:
         return None
-    _check_unnamed(head, version)
+    check_free(head, version, row.at)
+    head = directives.undirected(head, str(version)) or head
     row = replace(row, from_version=version, to_version=version, kind=RETIRE)
     return recorded(replace(head, retired=head.retired | {version}), row)
 
@@ -210,10 +251,11 @@ def restored(head: Head, version: int, row: HistoryRow) -> Head | None:
 
 
 def collected(head: Head, version: int, row: HistoryRow) -> Head | None:
-    """`version` is given up: it answers no more, and its files may go. Raises InvalidRequest while an alias names it."""
+    """`version` is given up: it answers no more, and its files may go. Raises InvalidRequest where `retired` does."""
     if version in head.collected:
         return None
-    _check_unnamed(head, version)
+    check_free(head, version, row.at)
+    head = directives.undirected(head, str(version)) or head
     row = replace(row, from_version=version, to_version=version, kind=COLLECT)
     changed = replace(head, retired=head.retired | {version}, collected={**head.collected, version: row.at})
     return recorded(changed, row)
@@ -227,13 +269,31 @@ def republished(head: Head, version: int, row: HistoryRow) -> Head | None:
     return recorded(replace(head, retired=head.retired - {version}, collected=_without(head.collected, version)), row)
 
 
-def _check_unnamed(head: Head, version: int) -> None:
+def check_free(head: Head, version: int, at: str) -> None:
+    """Raises InvalidRequest while an alias names `version` (`in_use`), a pin holds it (`pinned`) or an alias is to move to it
+    (`pending`). A move whose deadline passed holds nothing: if it is decided after all, it fails."""
     named = head.aliases_of(version)
     if named:
-        shown = ", ".join(f"`{alias}`" for alias in named)
-        raise InvalidRequest(
-            f"{shown} of `{head.name}` names version {version}; move it first", reason="in_use", value=version, param="version"
-        )
+        raise _held(f"{_listed(named)} of `{head.name}` names version {version}; move it first", "in_use", version)
+    if version in directives.versions_held(head, unix_s(at), pin=True):
+        raise _held(f"version {version} of `{head.name}` is pinned; unpin it first", "pinned", version)
+    waiting = awaited(head, version, at)
+    if waiting:
+        told = f"{_listed(waiting)} of `{head.name}` is about to move to version {version}; promote another version first"
+        raise _held(told, "pending", version)
+
+
+def awaited(head: Head, version: int, at: str) -> list[str]:
+    """The aliases that have a pending move to `version` whose deadline is not past at the time `at`."""
+    return sorted(alias for alias, move in head.pending.items() if move.version == version and at <= move.deadline)
+
+
+def _held(message: str, reason: str, version: int) -> InvalidRequest:
+    return InvalidRequest(message, reason=reason, value=version, param="version")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 # Words

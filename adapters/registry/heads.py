@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from adapters.errors import StoreConflict, StoreUnreachable, VersionConflict
-from adapters.registry import codec, layout
+from adapters.registry import codec, directives, layout, moments
 from adapters.registry.index import Truth
 from adapters.store import Store
 from adapters.types import Head
@@ -80,7 +80,8 @@ class Heads:
 
 def _next(head: Head, change_id: str) -> Head:
     recent = (*head.recent_changes, change_id)[-MAX_RECENT_CHANGES:]
-    return replace(head, revision=head.revision + 1, change_id=change_id, recent_changes=recent)
+    kept = directives.unexpired(head.directives, moments.unix_s(moments.now()))
+    return replace(head, revision=head.revision + 1, change_id=change_id, recent_changes=recent, directives=kept)
 
 
 def _check_revision(head: Head, expected: int | None) -> None:

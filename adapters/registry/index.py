@@ -90,7 +90,17 @@ def adapter_entry(head: Head, head_etag: str | None, versions: Mapping[int, Vers
         )
         for number in sorted(versions)
     }
-    return AdapterEntry(head.base, head.name, head.revision, dict(head.aliases), shown, dict(head.weights), head_etag)
+    return AdapterEntry(
+        head.base,
+        head.name,
+        head.revision,
+        dict(head.aliases),
+        shown,
+        dict(head.weights),
+        head_etag,
+        head.directives,
+        dict(head.pending),
+    )
 
 
 class Truth:

@@ -22,15 +22,15 @@ from adapters.errors import (
     VersionConflict,
 )
 from adapters.names import AdapterRef, check_adapter_name, check_alias, check_base_id
-from adapters.registry import aliases, codec, layout
+from adapters.registry import aliases, codec, directives, layout, promotion
 from adapters.registry.heads import MAX_ATTEMPTS, MAX_REPEATS, Change, Heads, jitter
 from adapters.registry.index import Index, SweepReport, Truth
 from adapters.registry.marker import Marker
-from adapters.registry.moments import now
+from adapters.registry.moments import now, unix_s
 from adapters.registry.uploads import Progress, Upload
 from adapters.registry.weights import check_weights
 from adapters.store import Store
-from adapters.types import AdapterEntry, BaseContract, By, Head, HistoryRow, Manifest, PreparedAdapter
+from adapters.types import AdapterEntry, BaseContract, By, Directive, Head, HistoryRow, Manifest, PreparedAdapter
 
 MAX_CLAIMS = 10_000
 NOBODY = By()
@@ -158,7 +158,8 @@ class Registry:
         return head
 
     async def promote(self, base: str, name: str, alias: str, version: int, by: By = NOBODY) -> Head:
-        """Lets `alias` name `version` alone; where it already does, nothing is written.
+        """Lets `alias` name `version` alone, at once; where it already does, nothing is written. A pending move of the alias
+        ends: as done if it was to this version.
 
         Raises ModelNotFound, VersionRetired, Forbidden for a protected alias, and VersionConflict if the head is not at
         `by.expected_revision` or, without one, if the race was lost too often.
@@ -210,7 +211,8 @@ class Registry:
         return await self._change(base, name, lambda head: aliases.protected(head, alias, on, _row(by, aliases.PROTECT)), by)
 
     async def retire(self, ref: AdapterRef, by: By = NOBODY) -> Head:
-        """Takes a version out of service; it can come back. Raises ModelNotFound, InvalidRequest while an alias names it."""
+        """Takes a version out of service; it can come back. Raises ModelNotFound, and InvalidRequest while an alias names it, a
+        pin holds it or a pending move wants it."""
         await self.manifest(ref)
         row = _row(by, aliases.RETIRE)
         return await self._change(ref.base, ref.name, lambda head: aliases.retired(head, ref.version, row), by)
@@ -223,7 +225,7 @@ class Registry:
 
     async def collect(self, ref: AdapterRef, by: By = NOBODY) -> Head:
         """Gives a version up for good: it answers no more, and `gc` may delete its files. Only publishing the same content brings
-        it back. Raises ModelNotFound, InvalidRequest while an alias names it."""
+        it back. Raises ModelNotFound, and InvalidRequest where `retire` does."""
         await self.manifest(ref)
         row = _row(by, aliases.COLLECT)
         return await self._change(ref.base, ref.name, lambda head: aliases.collected(head, ref.version, row), by)
@@ -233,6 +235,74 @@ class Registry:
         checked = _checked_tags(tags)
         await self.manifest(ref)
         return await self._change(ref.base, ref.name, lambda head: aliases.tagged(head, ref.version, checked), by)
+
+    # Where versions should be
+
+    async def direct(self, base: str, name: str, directive: Directive, by: By = NOBODY) -> Head:
+        """Asks the replicas for a version, in the place of the directive with the same target, tier and `pin`.
+
+        `at`, `who` and `message` come from this call. A prewarm of a version number without an end gets one
+        (`directives.PREWARM_LIFE_S`); one of an alias stays, since it follows the alias. Expired directives go with any write.
+        Raises ModelNotFound, VersionRetired, VersionConflict, and InvalidRequest for a directive without sense, an alias that is
+        not there and for more than `directives.MAX_DIRECTIVES`.
+        """
+        at = now()
+        wanted = directives.checked(directive, by, at)
+        number = directives.number_of(wanted.target)
+        await (self.head(base, name) if number is None else self.manifest(AdapterRef(base, name, number)))
+
+        def change(head: Head) -> Head | None:
+            if number is not None:
+                aliases.check_live(head, number)
+            return directives.directed(head, wanted, unix_s(at))
+
+        return await self._change(base, name, change, by)
+
+    async def undirect(self, base: str, name: str, target: str, by: By = NOBODY, *, pin: bool | None = None) -> Head:
+        """Takes back the directives on `target` (a number or an alias); with `pin` only the pins, or only the others.
+
+        Where there are none, nothing is written. Raises ModelNotFound, VersionConflict.
+        """
+        await self.head(base, name)
+        return await self._change(base, name, lambda head: directives.undirected(head, target, pin), by)
+
+    # Moves that wait
+
+    async def begin_move(
+        self, base: str, name: str, alias: str, version: int, by: By = NOBODY, *, min_ready: int | None, timeout_s: float
+    ) -> Head:
+        """Wants `alias` to name `version` once that is warm: `pending[alias]` of the head is the move, until a gateway ends it.
+
+        A move to the same version that is pending is joined as it is; one to another version is ended. Where the alias names the
+        version alone nothing is pending afterwards. Raises what `promote` raises, and InvalidRequest for
+        `min_ready` and `timeout_s` that make no sense.
+        """
+        check_alias(alias)
+        move = promotion.new_move(alias, version, by, now(), min_ready=min_ready, timeout_s=timeout_s)
+        await self.manifest(AdapterRef(base, name, version))
+        return await self._change(base, name, lambda head: promotion.begun(head, move, by), by)
+
+    async def take_move(self, base: str, name: str, alias: str, move_id: str, who: str) -> Head:
+        """Says who looks after a pending move; the first stays. A move that ended meanwhile is left alone."""
+        return await self._change(base, name, lambda head: promotion.taken(head, alias, move_id, who), By(who))
+
+    async def finish_move(self, base: str, name: str, alias: str, move_id: str, *, note: str | None = None) -> Head:
+        """Moves the alias, in the name of who began; `note` is added to that message. Exactly once, whoever calls: one that finds
+        it done has succeeded.
+
+        Raises VersionConflict with reason `move_failed` if the move ended otherwise, `no_such_move` if nobody remembers it, and
+        VersionRetired if the version went after the deadline.
+        """
+        row = _row(NOBODY, aliases.PROMOTE)
+        return await self._change(base, name, lambda head: promotion.finished(head, alias, move_id, row, note), NOBODY)
+
+    async def fail_move(self, base: str, name: str, alias: str, move_id: str, reason: str) -> Head:
+        """Ends a pending move; the alias stays where it is, and a row of kind `promote_failed` says why.
+
+        Raises VersionConflict with reason `move_done` if the alias moved, `no_such_move` if nobody remembers the move.
+        """
+        row = _row(NOBODY, aliases.PROMOTE_FAILED)
+        return await self._change(base, name, lambda head: promotion.failed(head, alias, move_id, reason, row), NOBODY)
 
     # Bases
 

@@ -15,11 +15,13 @@ from adapters.types import (
     AdapterEntry,
     AppliedRule,
     BaseContract,
+    Directive,
     FileDigest,
     Head,
     HistoryRow,
     Manifest,
     ModuleShape,
+    PendingMove,
     VersionEntry,
 )
 
@@ -41,6 +43,8 @@ MANIFEST = Manifest(
     {"run": {"step": 3}},
     {"solved": 0.5},
 )
+DIRECTIVE = Directive("production", "engine", True, 2, "2026", "2027", 3600, "2025", "ann", "busy at noon")
+MOVE = PendingMove("m", "production", 3, 2, "2027", "2026", "ann", "better", "gateway-1")
 HEAD = Head(
     "b",
     "n",
@@ -49,16 +53,20 @@ HEAD = Head(
     {"production": 2},
     {"production": {2: 90, 3: 10}},
     frozenset({"production"}),
-    (HistoryRow("production", None, 2, "2026", "ann", "go", "weights", {2: 90, 3: 10}),),
+    (HistoryRow("production", None, 2, "2026", "ann", "go", "weights", {2: 90, 3: 10}, "m0"),),
     frozenset({1, 10, 2}),
     {10: "2026"},
     {2: {"run": "r1"}},
     ("id",),
+    (DIRECTIVE,),
+    {"production": MOVE},
     {"pins": [1]},
 )
 CONTRACT = BaseContract("b", "f", {"model.q": ModuleShape(64, 128)}, 32, "model.language_model", True, "Qwen3ForCausalLM")
 SHOWN = VersionEntry(2, "d", FILES, 8, "2026", 4, True, True, {"run": "r1"})
-ENTRY = AdapterEntry("b", "n", 3, {"production": 2}, {2: SHOWN}, {"production": {2: 1, 3: 1}})
+ENTRY = AdapterEntry(
+    "b", "n", 3, {"production": 2}, {2: SHOWN}, {"production": {2: 1, 3: 1}}, "e", (DIRECTIVE,), {"production": MOVE}
+)
 DECODERS = [codec.decode_manifest, codec.decode_head, codec.decode_contract, codec.decode_entries]
 ENCODED = [
     codec.encode_manifest(MANIFEST, change_id="x"),
@@ -83,9 +91,9 @@ def test_unknown_keys_pass(decode, data: bytes) -> None:
 
 
 def test_a_head_keeps_what_it_does_not_know() -> None:
-    data = json.dumps({**json.loads(codec.encode_head(HEAD)), "pending": {"version": 3}}).encode()
+    data = json.dumps({**json.loads(codec.encode_head(HEAD)), "from_the_future": {"version": 3}}).encode()
     again = json.loads(codec.encode_head(codec.decode_head(data)))
-    assert (again["pending"], again["pins"]) == ({"version": 3}, [1])
+    assert (again["from_the_future"], again["pins"]) == ({"version": 3}, [1])
 
 
 @pytest.mark.parametrize(("decode", "data"), BOTH)
