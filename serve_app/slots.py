@@ -3,11 +3,12 @@
 The engine itself is forgetful (README.md of this package lists what it really does), so one owner keeps the table:
 
 - the registered set never exceeds the engine's own capacity, and a place is freed before the next load takes it;
-- a slot in use is never evicted, and its files stay leased as long as it is registered;
+- a slot in use is never evicted, one that is held neither; its files stay leased as long as it is registered;
 - an integer id is never used twice, and a failed load is removed from the engine whatever it left behind;
 - the first load of a content counts what the engine filled: an engine drops what it doesn't know without a word;
 - requests for one cold adapter share one fetch and one load, which run apart from the requests that wait for them;
-- a loader that found every place in use is not starved: after `drain_after_s` the longest-held slot takes no new users.
+- the idle slot that was used least, recent uses counting more, gives way; loads that nobody waits for let others go first;
+- a load that found every place in use is not starved: each time its patience ends, one slot more takes no new users.
 """
 
 from __future__ import annotations
@@ -15,52 +16,62 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
+import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from adapters.cache import AdapterCache, Lease
 from adapters.errors import AdapterIncompatible, AdapterLoading, LoraMuxError, Overloaded
+from adapters.metrics import LOAD_SECONDS, LOADS, NULL_METER, RELOADS, SLOT_EVICTIONS, Meter
 from adapters.names import AdapterRef
+from adapters.popularity import Popularity
 from adapters.types import LocalAdapter, ResolvedAdapter
 from gateway.backend import Load, Tier
+from serve_app.line import Line
+from serve_app.load_times import LoadTimes
+from serve_app.places import Places, Slot
+from serve_app.thrash import ThrashWatch
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FIRST_INT_ID = 1_000  # the engine's own warm-up takes the small ones
 
 
 class AdapterEngine(Protocol):
-    """The engine's side of a slot. `landed` counts the base's modules that a loaded adapter fills, as Hugging Face names them;
-    `remove` forgives an id that the engine does not know."""
+    """The engine's side of a slot.
 
-    async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None: ...
+    `stage` reads the files to where adding is quick, apart from running answers; it takes no place. `add` says how many of the
+    base's modules the adapter fills, as Hugging Face names them. `remove` forgets what was staged or added, and forgives an id
+    that the engine does not know.
+    """
 
-    async def landed(self, int_id: int) -> int: ...
+    async def stage(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None: ...
+
+    async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> int: ...
 
     async def remove(self, ref: AdapterRef, int_id: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
-    """A registered adapter. Only EngineSlots changes it."""
-
-    ref: AdapterRef
-    int_id: int
-    lease: Lease
-    loaded_at_s: float
-    last_used_s: float
-    users: int = 0
-
-
-@dataclass(eq=False, slots=True)
 class _Pending:
-    """A load under way. `waiters` become the slot's users at the moment it is ready, so nothing can slip between."""
+    """A load under way. `waiters` become the slot's users at the moment it is ready, so nothing can slip between. `urgent`: a
+    request asked for it."""
 
+    adapter: ResolvedAdapter
     tier: Tier
+    since_s: float
+    urgent: bool = False
     waiters: int = 0
     timings_ms: dict[str, float] = field(default_factory=dict)
     task: asyncio.Task[Slot] | None = None
+
+    @property
+    def ref(self) -> AdapterRef:
+        return self.adapter.ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +83,6 @@ class SlotUse:
     load: Load
     timings_ms: dict[str, float]
     release: Callable[[], None]
-
-
-@dataclass(eq=False, slots=True)
-class _PlaceWaiter:
-    since_s: float
-    turn: asyncio.Future[None]
-
-
-def choose_victim(slots: Iterable[Slot]) -> Slot | None:
-    """The idle slot that was used longest ago; None when all are in use."""
-    return min((slot for slot in slots if slot.users == 0), key=lambda slot: slot.last_used_s, default=None)
-
-
-def choose_drain(slots: Iterable[Slot]) -> Slot | None:
-    """The slot that has been held longest: the fair one to give way when every place is in use."""
-    return min(slots, key=lambda slot: slot.loaded_at_s, default=None)
 
 
 def check_landed(adapter: ResolvedAdapter, landed: int) -> None:
@@ -113,22 +108,33 @@ class EngineSlots:
         *,
         wait_s: float = 60,
         drain_after_s: float = 1,
+        meter: Meter = NULL_METER,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._cache = cache
-        self._capacity = capacity
         self._wait_s = wait_s
-        self._drain_after_s = drain_after_s
+        self._meter = meter
         self._clock_s = clock_s
         self._int_ids = itertools.count(FIRST_INT_ID)
-        self._slots: dict[AdapterRef, Slot] = {}
-        self._leaving: set[Slot] = set()
         self._pending: dict[AdapterRef, _Pending] = {}
-        self._used_places = 0
-        self._queue: deque[_PlaceWaiter] = deque()
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._places = Places(capacity, self._unload, drain_after_s)
+        # What is staged lies in memory beside the engine's own: half as many as it has places, at most.
+        self._free_desks = self._all_desks = max(2, capacity // 2)
+        self._desks: Line[_Pending] = Line(self._try_desk)
+        self._background: set[asyncio.Task[Any]] = set()
         self._landed: set[str] = set()  # digests that are known to land whole; content never changes
+        self._times = LoadTimes()
+        self._thrash = ThrashWatch()
+
+    @property
+    def capacity(self) -> int:
+        return self._places.capacity
+
+    @property
+    def popularity(self) -> Popularity[AdapterRef]:
+        """How often each ref was used here, also refs that went; for the memory of the next run."""
+        return self._places.popularity
 
     async def use(self, adapter: ResolvedAdapter, *, wait: bool = True) -> SlotUse:
         """A hold on the adapter's slot, loading it first if need be.
@@ -136,77 +142,92 @@ class EngineSlots:
         Raises AdapterLoading when it is cold and `wait` is False (the load goes on), Overloaded when no place comes free
         in time, and whatever the fetch or the engine's load raised. Cancelling one call disturbs no other.
         """
-        slot = self._slots.get(adapter.ref)
-        if slot is not None and not self._must_drain(slot):
-            return self._hold(slot, "engine", "none", {})
-        pending = self._pending.get(adapter.ref)
-        leads = pending is None
-        if pending is None:
-            pending = self._start_load(adapter)
+        self.popularity.use(adapter.ref)
+        slot = self._places.open(adapter.ref)
+        if slot is not None:
+            slot.users += 1
+            slot.last_used_s = self._clock_s()
+            return SlotUse(slot, "engine", "none", {}, _once(lambda: self._release(slot)))
+        leads = adapter.ref not in self._pending
+        pending = self._pending_for(adapter)
+        self._hurry(pending)
         if not wait:
-            raise AdapterLoading(f"`{adapter.ref}` is being loaded", retry_after_s=1)
+            raise AdapterLoading(f"`{adapter.ref}` is being loaded", retry_after_s=self._retry_after_s(pending))
         slot = await self._join(pending)
         return SlotUse(
             slot, pending.tier, "leader" if leads else "follower", dict(pending.timings_ms), _once(lambda: self._release(slot))
         )
 
+    async def warm(self, adapter: ResolvedAdapter) -> None:
+        """Brings the adapter into the engine without a user; loads that requests wait for go first. It counts as one use, or
+        the next load would take its place again. Raises what `use` raises. Cancelling the call does not stop the load."""
+        if self._places.get(adapter.ref) is None:
+            pending = self._pending_for(adapter)
+            assert pending.task is not None
+            await asyncio.shield(pending.task)
+
+    def hold(self, ref: AdapterRef) -> None:
+        """From now on the ref's slot, there already or still to come, is neither evicted nor closed to new users.
+
+        Raises Overloaded (`too_many_pins`, limit and value in slots) when that would leave no place for anybody else.
+        """
+        self._places.hold(ref)
+
+    def unhold(self, ref: AdapterRef) -> None:
+        """Ends a hold; the slot competes like any other again. Without a hold nothing happens."""
+        self._places.unhold(ref)
+
+    async def evict(self, ref: AdapterRef) -> bool:
+        """Frees the adapter's slot; False when it has none, is in use or held."""
+        return await self._places.evict(ref)
+
     def resident(self) -> dict[AdapterRef, int]:
         """The registered refs and how many requests use each now."""
-        return {slot.ref: slot.users for slot in (*self._leaving, *self._slots.values())}
+        return {slot.ref: slot.users for slot in self._places.slots()}
+
+    def loading(self) -> set[AdapterRef]:
+        """The refs that are on their way into the engine."""
+        return set(self._pending)
+
+    def held(self) -> set[AdapterRef]:
+        """The refs that are held, whether they are in the engine or not."""
+        return set(self._places.held)
 
     def int_ids(self) -> set[int]:
         """The engine ids that the table believes registered; equal to the engine's own list when nothing is under way."""
-        return {slot.int_id for slot in (*self._slots.values(), *self._leaving)}
+        return {slot.int_id for slot in self._places.slots()}
 
-    async def evict(self, ref: AdapterRef) -> bool:
-        """Frees the adapter's slot if nobody uses it; says whether it did."""
-        slot = self._slots.get(ref)
-        if slot is None or slot.users:
-            return False
-        await self._unload(slot)
-        self._give_place()
-        return True
+    def estimate_s(self, adapter: ResolvedAdapter) -> float:
+        """Seconds that a load of this adapter would take now, were a place free; by what loads took so far."""
+        return self._times.estimate_s(self._tier(adapter), adapter.size_bytes)
 
-    # -- holding -----------------------------------------------------------------------------------------------------
-
-    def _hold(self, slot: Slot, tier: Tier, load: Load, timings_ms: dict[str, float]) -> SlotUse:
-        slot.users += 1
-        slot.last_used_s = self._clock_s()
-        return SlotUse(slot, tier, load, timings_ms, _once(lambda: self._release(slot)))
+    # -- loading -----------------------------------------------------------------------------------------------------
 
     def _release(self, slot: Slot) -> None:
         slot.users -= 1
         slot.last_used_s = self._clock_s()
         if slot.users == 0:
-            if slot in self._leaving:
-                self._in_background(self._finish_leaving(slot))
-            else:
-                self._wake_next()
+            self._places.wake()
 
-    def _must_drain(self, slot: Slot) -> bool:
-        """Moves the slot among the leaving when a loader has starved long enough and this slot is the one to give way."""
-        if not self._queue or self._clock_s() - self._queue[0].since_s < self._drain_after_s:
-            return False
-        if choose_drain(self._slots.values()) is not slot or len(self._leaving) >= len(self._queue):
-            return False
-        del self._slots[slot.ref]
-        self._leaving.add(slot)
-        if slot.users == 0:
-            self._in_background(self._finish_leaving(slot))
-        return True
-
-    async def _finish_leaving(self, slot: Slot) -> None:
-        await self._unload(slot)
-        self._give_place()
-
-    # -- loading -----------------------------------------------------------------------------------------------------
-
-    def _start_load(self, adapter: ResolvedAdapter) -> _Pending:
-        pending = _Pending(tier="disk" if self._cache.has(adapter.digest) else "remote")
-        self._pending[adapter.ref] = pending
-        pending.task = asyncio.ensure_future(self._load(adapter, pending))
-        pending.task.add_done_callback(_retrieve)
+    def _pending_for(self, adapter: ResolvedAdapter) -> _Pending:
+        pending = self._pending.get(adapter.ref)
+        if pending is None:
+            pending = self._pending[adapter.ref] = _Pending(adapter, self._tier(adapter), self._clock_s())
+            pending.task = self._in_background(self._load(pending))
         return pending
+
+    def _tier(self, adapter: ResolvedAdapter) -> Tier:
+        return "disk" if self._cache.has(adapter.digest) else "remote"
+
+    def _hurry(self, pending: _Pending) -> None:
+        if not pending.urgent:
+            pending.urgent = True
+            self._desks.wake()
+            self._places.wake()
+
+    def _retry_after_s(self, pending: _Pending) -> int:
+        left_s = self._times.estimate_s(pending.tier, pending.adapter.size_bytes) - (self._clock_s() - pending.since_s)
+        return max(1, math.ceil(left_s))
 
     async def _join(self, pending: _Pending) -> Slot:
         assert pending.task is not None
@@ -220,115 +241,138 @@ class EngineSlots:
                 pending.waiters -= 1
             raise
 
-    async def _load(self, adapter: ResolvedAdapter, pending: _Pending) -> Slot:
+    async def _load(self, pending: _Pending) -> Slot:
+        result = "given_up"
         try:
-            lease = await self._timed(pending, "fetch", self._cache.lease(adapter))
-            try:
-                slot = await self._register(adapter, pending, lease)
-            except BaseException:
-                lease.release()
-                raise
-            slot.users = pending.waiters
-            self._slots[adapter.ref] = slot
-            if slot.users == 0:
-                self._wake_next()
+            slot = await self._settle(pending, await self._fetch(pending))
+            result = "ok"
             return slot
+        except LoraMuxError as error:
+            result = error.code
+            raise
         finally:
-            del self._pending[adapter.ref]
+            del self._pending[pending.ref]
+            self._meter.count(LOADS, tier=pending.tier, result=result)
+            for stage, took_ms in pending.timings_ms.items():
+                self._meter.observe(LOAD_SECONDS, took_ms / 1e3, stage=stage)
 
-    async def _register(self, adapter: ResolvedAdapter, pending: _Pending, lease: Lease) -> Slot:
-        await self._timed(pending, "queue", self._take_place())
-        int_id = next(self._int_ids)
+    async def _fetch(self, pending: _Pending) -> Lease:
+        lease = await self._timed(pending, "fetch", self._cache.lease(pending.adapter))
+        if lease.fetched:
+            self._times.fetched(lease.fetch_s, pending.adapter.size_bytes)
+        return lease
+
+    async def _settle(self, pending: _Pending, lease: Lease) -> Slot:
+        """The adapter in its place, with all who wait as its users."""
         try:
-            await self._timed(pending, "load", self._add(adapter, int_id, lease.local))
+            await self._timed(pending, "queue", self._in_time(pending, self._desks.take(pending)))
+            try:
+                slot = await self._register(pending, lease)
+            finally:
+                self._free_desks += 1
+                self._desks.wake()
+        except BaseException:
+            lease.release()
+            raise
+        if not pending.urgent:
+            self.popularity.use(slot.ref)
+        slot.users += pending.waiters
+        if slot.users == 0:
+            self._places.wake()
+        return slot
+
+    async def _register(self, pending: _Pending, lease: Lease) -> Slot:
+        int_id, placed = next(self._int_ids), False
+        try:
+            await self._timed(pending, "stage", self._engine.stage(pending.ref, int_id, lease.local))
+            waited_s = pending.timings_ms["queue"] / 1e3
+            reopened = await self._timed(pending, "queue", self._in_time(pending, self._places.take(pending, waited_s)))
+            if reopened is not None:
+                self._in_background(self._forget(pending.ref, int_id))
+                lease.release()
+                return reopened
+            placed = True
+            await self._add(pending, int_id, lease.local)
         except BaseException:
             # A failed activation leaves a ghost that a second add of the same id would report as loaded.
-            await self._forget(adapter.ref, int_id)
-            self._give_place()
+            await self._forget(pending.ref, int_id)
+            if placed:
+                self._places.give()
             raise
-        now_s = self._clock_s()
-        return Slot(adapter.ref, int_id, lease, loaded_at_s=now_s, last_used_s=now_s)
+        slot = Slot(pending.ref, int_id, lease, last_used_s=self._clock_s())
+        self._places.put(slot)
+        return slot
 
-    async def _add(self, adapter: ResolvedAdapter, int_id: int, files: LocalAdapter) -> None:
-        await self._engine.add(adapter.ref, int_id, files)
+    async def _add(self, pending: _Pending, int_id: int, files: LocalAdapter) -> None:
+        adapter = pending.adapter
+        landed = await self._timed(pending, "load", self._engine.add(adapter.ref, int_id, files))
         if adapter.num_modules and adapter.digest not in self._landed:  # 0: its manifest is older than the count
-            check_landed(adapter, await self._engine.landed(int_id))
+            check_landed(adapter, landed)
             self._landed.add(adapter.digest)
+        self._times.loaded((pending.timings_ms["stage"] + pending.timings_ms["load"]) / 1e3, adapter.size_bytes)
+        self._watch_thrash(adapter.ref)
+
+    async def _in_time(self, pending: _Pending, waiting: Coroutine[Any, Any, T]) -> T:
+        """Raises Overloaded when the load has queued for `wait_s` in all."""
+        try:
+            async with asyncio.timeout(self._wait_s - pending.timings_ms.get("queue", 0.0) / 1e3):
+                return await waiting
+        except TimeoutError:
+            raise Overloaded(
+                f"all {self.capacity} adapter places of the engine stayed in use for {self._wait_s:g} s",
+                limit=self.capacity,
+                value=self.capacity,
+                retry_after_s=2,
+            ) from None
+
+    async def _try_desk(self, pending: _Pending) -> bool:
+        # Half of them are kept for loads that requests wait for.
+        if self._free_desks <= (0 if pending.urgent else self._all_desks // 2):
+            return False
+        self._free_desks -= 1
+        return True
+
+    async def _timed(self, pending: _Pending, stage: str, work: Coroutine[Any, Any, T]) -> T:
+        start_s = self._clock_s()
+        try:
+            return await work
+        finally:
+            took_s = self._clock_s() - start_s
+            pending.timings_ms[stage] = pending.timings_ms.get(stage, 0.0) + took_s * 1e3
+
+    # -- the engine --------------------------------------------------------------------------------------------------
+
+    async def _unload(self, slot: Slot) -> None:
+        try:
+            await self._engine.remove(slot.ref, slot.int_id)
+        finally:
+            slot.lease.release()
+            self._meter.count(SLOT_EVICTIONS)
+            self._thrash.evicted(slot.ref, self._clock_s())
 
     async def _forget(self, ref: AdapterRef, int_id: int) -> None:
         with contextlib.suppress(LoraMuxError):  # the engine is dead; the error that brought us here says so
             await self._engine.remove(ref, int_id)
 
-    async def _timed(self, pending: _Pending, stage: str, work):
-        start_s = self._clock_s()
-        try:
-            return await work
-        finally:
-            pending.timings_ms[stage] = (self._clock_s() - start_s) * 1e3
+    def _watch_thrash(self, ref: AdapterRef) -> None:
+        now_s = self._clock_s()
+        if self._thrash.loaded(ref, now_s):
+            self._meter.count(RELOADS)
+        if (alarm := self._thrash.alarm(now_s)) is not None:
+            log.warning(
+                "thrash: %d of %d loads in the last %g s brought back what had just been evicted; the engine's %d places are too few"
+                " for what is busy: raise max_cpu_loras and max_loras of this base, or its replicas",
+                *alarm,
+                self._thrash.window_s,
+                self.capacity,
+            )
 
-    # -- places ------------------------------------------------------------------------------------------------------
-
-    async def _take_place(self) -> None:
-        if self._queue or not await self._try_take():
-            await self._wait_for_place()
-
-    async def _try_take(self) -> bool:
-        if self._used_places < self._capacity:
-            self._used_places += 1
-            return True
-        victim = choose_victim(self._slots.values())
-        if victim is None:
-            return False
-        try:
-            await self._unload(victim)
-        except BaseException:
-            self._give_place()
-            raise
-        return True
-
-    async def _wait_for_place(self) -> None:
-        waiter = _PlaceWaiter(self._clock_s(), asyncio.get_running_loop().create_future())
-        self._queue.append(waiter)
-        try:
-            async with asyncio.timeout(self._wait_s):
-                while True:
-                    await waiter.turn
-                    if await self._try_take():
-                        return
-                    waiter.turn = asyncio.get_running_loop().create_future()
-        except TimeoutError:
-            raise Overloaded(
-                f"all {self._capacity} adapter places of the engine stayed in use for {self._wait_s:g} s",
-                limit=self._capacity,
-                value=self._used_places,
-                retry_after_s=2,
-            ) from None
-        finally:
-            self._queue.remove(waiter)
-            self._wake_next()
-
-    def _give_place(self) -> None:
-        self._used_places -= 1
-        self._wake_next()
-
-    def _wake_next(self) -> None:
-        if self._queue and not self._queue[0].turn.done():
-            self._queue[0].turn.set_result(None)
-
-    async def _unload(self, slot: Slot) -> None:
-        """Takes the slot out of the table first, so that nobody can start to use it while the engine forgets it."""
-        self._slots.pop(slot.ref, None) if self._slots.get(slot.ref) is slot else None
-        try:
-            await self._engine.remove(slot.ref, slot.int_id)
-        finally:
-            self._leaving.discard(slot)
-            slot.lease.release()
-
-    def _in_background(self, work) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         task.add_done_callback(_retrieve)
+        return task
 
 
 def _once(release: Callable[[], None]) -> Callable[[], None]:
@@ -343,7 +387,7 @@ def _once(release: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def _retrieve(task: asyncio.Task) -> None:
+def _retrieve(task: asyncio.Task[Any]) -> None:
     """Marks a detached task's error as seen; whoever waits for the task gets it anyway."""
     if not task.cancelled():
         task.exception()

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -86,20 +87,20 @@ async def describe(engine: Any, client: Any) -> dict[str, Any]:
     keys, and the modules that an adapter with all those keys fills."""
     from vllm.model_executor.model_loader.utils import get_model_architecture
 
-    from serve_app.engine_vllm import Names
+    from serve_app.engine_layers import Names
     from serve_app.warmup import write_zero_adapter
 
     contract = await engine.contract("toy")
     names = Names(get_model_architecture(client.model_config)[0], None)
     with tempfile.TemporaryDirectory() as folder:
         write_zero_adapter(Path(folder), contract)
-        await engine.add(AdapterRef("toy", "all", 1), 1_000, LocalAdapter("", Path(folder), 0))
+        count = await engine.add(AdapterRef("toy", "all", 1), 1_000, LocalAdapter("", Path(folder), 0))
         landed = await client.collective_rpc("loramux_landed", args=(1_000,))
         return {
             "contract": json.loads(codec.encode_contract(contract)),
             "parsed": sorted(names.after(path) for path in contract.modules),
             "landed": sorted(landed[0]),
-            "count": await engine.landed(1_000),
+            "count": count,
         }
 
 
@@ -120,7 +121,7 @@ async def haunt(engine: Any, client: Any) -> dict[str, Any]:
         after = {
             "registered": sorted(await engine.registered()),
             "slots": await _slots(client),
-            "landed": await engine.landed(1_002),
+            "landed": len((await client.collective_rpc("loramux_landed", args=(1_002,)))[0]),
         }
         await engine.add(AdapterRef("toy", "next", 1), 1_003, LocalAdapter("", good, 0))
         return {
@@ -134,6 +135,33 @@ async def haunt(engine: Any, client: Any) -> dict[str, Any]:
         }
 
 
+async def staged(engine: Any, client: Any) -> dict[str, Any]:
+    """Adapters that were read ahead beside ones that were not: answers, what the engine lists, and what a refusal leaves."""
+    contract = await engine.contract("toy")
+    with tempfile.TemporaryDirectory() as name:
+        good, bad = Path(name) / "good", Path(name) / "bad"
+        write_adapter(good, contract, rank=4, seed=1)
+        write_adapter(bad, contract, rank=16, seed=2)
+        files = LocalAdapter("", good, 0)
+        plain, ahead, left = (AdapterRef("toy", what, 1) for what in ("plain", "ahead", "left"))
+        await engine.add(plain, 1_001, files)
+        await engine.stage(ahead, 1_002, files)
+        before = sorted(await engine.registered())
+        shutil.move(good, Path(name) / "gone")  # what was read ahead needs its files no more
+        landed = await engine.add(ahead, 1_002, files)
+        shutil.move(Path(name) / "gone", good)
+        await engine.stage(left, 1_003, files)
+        await engine.remove(left, 1_003)
+        return {
+            "landed": [landed, len(contract.modules)],
+            "registered": [before, sorted(await engine.registered())],
+            "answers": [await _tokens(client, engine, str(plain)), await _tokens(client, engine, str(ahead))],
+            "refused": await _refusal(lambda: engine.stage(AdapterRef("toy", "bad", 1), 1_004, LocalAdapter("", bad, 0))),
+            "missing": await _refusal(lambda: engine.stage(left, 1_005, LocalAdapter("", Path(name) / "none", 0))),
+            "left": (await client.collective_rpc("loramux_staged"))[0],
+        }
+
+
 async def experts(engine: Any, client: Any, adapters: dict[str, str]) -> dict[str, Any]:
     """What the engine would add to the first layer's experts, [expert, out, in], and how much landed, by adapter.
 
@@ -142,9 +170,9 @@ async def experts(engine: Any, client: Any, adapters: dict[str, str]) -> dict[st
     found = {}
     for int_id, (name, folder) in enumerate(adapters.items(), start=1_000):
         ref = AdapterRef("toy", name, 1)
-        await engine.add(ref, int_id, LocalAdapter("", Path(folder), 0))
+        landed = await engine.add(ref, int_id, LocalAdapter("", Path(folder), 0))
         deltas = (await client.collective_rpc(_expert_deltas, args=(int_id,)))[0]
-        found[name] = {"deltas": deltas, "landed": await engine.landed(int_id)}
+        found[name] = {"deltas": deltas, "landed": landed}
         await engine.remove(ref, int_id)
     return found
 
@@ -202,7 +230,9 @@ async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
 
 async def main(question: str, base: Path, options: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:
     async with started(base, options) as (engine, client):
-        return await {"describe": describe, "haunt": haunt, "experts": experts}[question](engine, client, **(facts or {}))
+        return await {"describe": describe, "haunt": haunt, "staged": staged, "experts": experts}[question](
+            engine, client, **(facts or {})
+        )
 
 
 if __name__ == "__main__":

@@ -161,3 +161,12 @@ def test_an_activation_error_leaves_no_ghost_and_no_other_answer_changes(toy):
     assert seen["slots"] == [1001, 1003]
     assert seen["good"][0] == seen["good"][1] == seen["next"]
     assert seen["base"][0] == seen["base"][1] != seen["good"][0]
+
+
+def test_an_adapter_that_was_read_ahead_answers_like_one_that_was_not(toy):
+    seen = ask("staged", toy("llama"))
+    assert seen["registered"] == [[1001], [1001, 1002]], "reading ahead takes no place"
+    assert seen["landed"][0] == seen["landed"][1]
+    assert seen["answers"][0] == seen["answers"][1]
+    assert (seen["refused"], seen["missing"]) == ("engine_refused", "engine_refused")
+    assert seen["left"] == [], "what is forgotten or refused stays nowhere"

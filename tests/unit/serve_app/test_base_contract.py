@@ -27,7 +27,7 @@ from serve_app.base_contract import (
     stored_tensors,
 )
 from serve_app.commands import app
-from serve_app.engine_vllm import _out_features, _parts
+from serve_app.engine_layers import _out_features, _parts
 from serve_app.warmup import write_zero_adapter
 from tests.fake_store import FakeStore
 

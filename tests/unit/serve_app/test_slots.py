@@ -33,9 +33,11 @@ class StrictEngine:
         self.in_use: dict[int, int] = {}
         self.gate: asyncio.Event | None = None
         self.landing = 4
-        self.counted: list[int] = []
 
-    async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None:
+    async def stage(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None:
+        await asyncio.sleep(0)
+
+    async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> int:
         assert int_id not in self.ever, "an integer id was used twice"
         self.ever.add(int_id)
         self.loads.append(ref)
@@ -46,15 +48,12 @@ class StrictEngine:
         await asyncio.sleep(0)
         if ref in self.failing:
             raise AdapterIncompatible("no", reason="engine_refused")
-
-    async def landed(self, int_id: int) -> int:
-        self.counted.append(int_id)
-        await asyncio.sleep(0)
         return self.landing
 
     async def remove(self, ref: AdapterRef, int_id: int) -> None:
         assert not self.in_use.get(int_id), "an adapter in use was removed"
         await asyncio.sleep(0)
+        self.staged.pop(int_id, None)
         self.loaded.pop(int_id, None)
 
 
@@ -109,6 +108,7 @@ class Bench:
 
     def check_quiet(self) -> None:
         assert self.slots.int_ids() == set(self.engine.loaded), "table and engine disagree"
+        assert self.engine.staged == {}, "what is not loaded stays staged"
         held = {digest for digest, count in self.cache.leases.items() if count}
         assert len(held) == len(self.engine.loaded), "files are leased exactly while registered"
 
@@ -196,27 +196,9 @@ async def test_an_adapter_that_lands_in_part_is_refused_and_removed_and_harms_no
     bench.check_quiet()
 
 
-async def test_a_refusal_for_landing_is_not_remembered_as_landed():
-    bench = Bench()
-    for _ in range(2):
-        with pytest.raises(AdapterIncompatible):
-            await bench.request(adapter("half", num_modules=6))
-    assert len(bench.engine.counted) == 2
-    bench.check_quiet()
-
-
-async def test_what_landed_is_counted_at_the_first_load_only():
-    bench = Bench(capacity=1)
-    for name in ("a", "b", "a", "b"):
-        await bench.request(adapter(name))
-    assert len(bench.engine.loads) == 4
-    assert len(bench.engine.counted) == 2
-
-
 async def test_a_manifest_that_counts_nothing_is_not_compared():
     bench = Bench()
     assert await bench.request(adapter("old", num_modules=0)) == "leader"
-    assert bench.engine.counted == []
 
 
 async def test_a_store_error_reaches_the_waiters_and_costs_no_place():

@@ -1,0 +1,206 @@
+"""Reading adapters ahead, beside the engine's loop: a door of its own into each worker (vLLM 0.29).
+
+vLLM reads, checks and pins an adapter inside its loop, while every running stream waits. Here that part runs in a thread of the
+worker: `Door` takes requests on a socket of this host, `Staging` keeps what was read until the engine's own `add_lora` asks for
+it, which then has nothing left to do but copy. Whatever was not staged is read by the engine as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+READERS = 4
+PART_BYTES = 16 * 2**20
+STAGED_AT_ONCE = 2
+_HEADER = struct.Struct("<Q")
+
+
+class StageRequest(msgspec.Struct, frozen=True):
+    """An adapter to read ahead: its name and number in the engine, and the folder with its files."""
+
+    name: str
+    int_id: int
+    path: str
+
+
+class StageReply(msgspec.Struct, frozen=True):
+    """`error` is empty when the adapter is staged, else the class of what went wrong; `text` is for logs: it may hold paths."""
+
+    error: str = ""
+    text: str = ""
+
+
+class StagingFailed(Exception):
+    """The worker could not read the adapter. `kind` is the class of its error; its text may name paths."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+async def stage(doors: list[str], request: StageRequest) -> None:
+    """Has every worker read the adapter; they do so at the same time. Raises StagingFailed, OSError when a door is shut."""
+    for reply in await asyncio.gather(*(_knock(door, request) for door in doors)):
+        if reply.error:
+            raise StagingFailed(reply.error, reply.text)
+
+
+async def _knock(door: str, request: StageRequest) -> StageReply:
+    reader, writer = await asyncio.open_unix_connection(door)
+    try:
+        writer.write(msgspec.json.encode(request) + b"\n")
+        line = await reader.readline()
+    finally:
+        writer.close()
+    if not line:
+        raise ConnectionResetError("the engine's worker went away")
+    return msgspec.json.decode(line, type=StageReply)
+
+
+class AdapterFile:
+    """A safetensors file, read whole into one buffer; its tensors are views of that. Stands for `safetensors.safe_open`.
+
+    The buffer is pinned where the device copies from pinned memory, so nothing is copied on the way to the device but once, and
+    one buffer is reserved where vLLM would reserve one for each tensor.
+    """
+
+    def __init__(self, path: str | Path, framework: str = "pt", device: str = "cpu") -> None:
+        self._path = path
+        self._tensors: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        with open(self._path, "rb", buffering=0) as file:
+            self._tensors = _read_tensors(file.fileno())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tensors = {}
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Any:
+        return self._tensors[name]
+
+
+def _read_tensors(fd: int) -> dict[str, Any]:
+    import torch
+    from vllm.utils.torch_utils import PIN_MEMORY
+
+    types = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what a published adapter can hold
+    (header_bytes,) = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+    begin = _HEADER.size + header_bytes
+    header = json.loads(os.pread(fd, header_bytes, _HEADER.size))
+    header.pop("__metadata__", None)
+    buffer = torch.empty(os.fstat(fd).st_size - begin, dtype=torch.uint8, pin_memory=PIN_MEMORY)
+    _read_into(fd, begin, memoryview(buffer.numpy()))
+    return {
+        name: buffer[slice(*about["data_offsets"])].view(types[about["dtype"]]).view(about["shape"])
+        for name, about in header.items()
+    }
+
+
+def _read_into(fd: int, begin: int, view: memoryview) -> None:
+    """Fills `view` from the file: copying out of the page cache is bound by one core, so several share it."""
+
+    def read(start: int) -> None:
+        part = view[start : start + PART_BYTES]
+        while part:
+            count = os.preadv(fd, [part], begin + start)
+            if not count:
+                raise EOFError("the adapter's file is shorter than its header says")
+            part, start = part[count:], start + count
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in pool.map(read, range(0, len(view), PART_BYTES)):
+            pass
+
+
+class Staging:
+    """What was read ahead, by integer id, until the engine takes it or forgets it. `manager` is vLLM's WorkerLoRAManager."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._load, self._remove = manager._load_adapter, manager.remove_adapter
+        self._staged: dict[int, Any] = {}
+        manager._load_adapter = self._take
+        manager.remove_adapter = self._forget
+
+    def stage(self, request: StageRequest) -> None:
+        """Reads and checks the adapter as the engine would. Raises what vLLM raises."""
+        adapter = self._load(lora_request(request))
+        inner = self._manager._adapter_manager
+        if not inner._is_moe:  # experts are cut up for this worker's share, which is not done twice
+            inner._create_merged_loras_inplace(adapter)
+        self._staged[request.int_id] = adapter
+
+    def ids(self) -> list[int]:
+        return sorted(self._staged)
+
+    def _take(self, request: Any) -> Any:
+        staged = self._staged.pop(request.lora_int_id, None)
+        return self._load(request) if staged is None else staged
+
+    def _forget(self, int_id: int) -> bool:
+        self._staged.pop(int_id, None)
+        return self._remove(int_id)
+
+
+def lora_request(request: StageRequest) -> Any:
+    """vLLM's own value for an adapter."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(lora_name=request.name, lora_int_id=request.int_id, lora_path=request.path)
+
+
+class Door:
+    """Listens on a Unix socket in a folder that only this user can enter; each request is answered when it is done."""
+
+    def __init__(self, path: Path, work: Callable[[StageRequest], None], prepare: Callable[[], None]) -> None:
+        self._work = work
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._threads = ThreadPoolExecutor(STAGED_AT_ONCE, thread_name_prefix="staging", initializer=prepare)
+        threading.Thread(target=self._listen, name="staging-door", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            self._threads.submit(self._serve, connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, connection.makefile("rwb") as stream:
+                for line in _lines(stream):
+                    stream.write(msgspec.json.encode(self._answer(line)) + b"\n")
+                    stream.flush()
+        except OSError:
+            logger.debug("whoever asked for an adapter went away", exc_info=True)
+
+    def _answer(self, line: bytes) -> StageReply:
+        try:
+            self._work(msgspec.json.decode(line, type=StageRequest))
+        except Exception as error:
+            logger.warning("an adapter could not be read ahead", exc_info=True)
+            return StageReply(type(error).__name__, str(error))
+        return StageReply()
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    while line := stream.readline():
+        yield line

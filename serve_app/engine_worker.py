@@ -1,0 +1,85 @@
+"""What runs where the model lives: vLLM's worker, mended and with a door of its own (0.29)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from serve_app.engine_layers import Modules, landed_modules, lora_modules
+from serve_app.engine_staging import AdapterFile, Door, StageRequest, Staging, lora_request
+
+
+class WorkerExtension:
+    """Mixed into the engine's worker, where the model lives."""
+
+    def loramux_prepare(self, folder: str) -> str:
+        """Mends what would answer wrongly, before the first request, and opens the door for reading adapters ahead: a socket in
+        `folder`, whose path is returned."""
+        _spare_the_base_on_cpu()
+        _leave_the_head_alone(self.model_runner.lora_manager._adapter_manager)
+        _read_files_whole()
+        self._loramux_staging = Staging(self.model_runner.lora_manager)
+        path = Path(folder) / f"worker-{self.rank}-{os.getpid()}"
+        self._loramux_door = Door(path, self._loramux_staging.stage, self._loramux_use_device)
+        return str(path)
+
+    def loramux_staged(self) -> list[int]:
+        """The ids of adapters that were read ahead and neither added nor forgotten."""
+        return self._loramux_staging.ids()
+
+    def _loramux_use_device(self) -> None:
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.device)
+
+    def loramux_add(self, name: str, int_id: int, path: str) -> list[str]:
+        """Adds an adapter as vLLM does; the modules, by the engine's own names, that it fills here."""
+        self.add_lora(lora_request(StageRequest(name, int_id, path)))
+        return self.loramux_landed(int_id)
+
+    def loramux_lora_modules(self) -> Modules:
+        """The modules that take LoRA; of this worker's layers, where a pipeline spreads them."""
+        return lora_modules(self.model_runner.lora_manager._adapter_manager, self.model_config.hf_config)
+
+    def loramux_places(self) -> list[int | None]:
+        """The ids that sit in the engine's own places, None where one is free."""
+        return list(self.model_runner.lora_manager._adapter_manager.lora_index_to_id)
+
+    def loramux_landed(self, int_id: int) -> list[str]:
+        """The modules, by the engine's own names, that a loaded adapter fills here."""
+        return landed_modules(self.model_runner.lora_manager._adapter_manager, int_id)
+
+
+def _spare_the_base_on_cpu() -> None:
+    """The CPU kernels take "no adapter", index -1, for the last place: whoever sits there would answer for the base, as soon as
+    two requests share a step. A is applied first and B to its result, so zeros after A are enough."""
+    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper import punica_cpu
+
+    shrink = lora_ops.bgmv_shrink
+    if getattr(shrink, "spares_the_base", False):
+        return
+
+    def bgmv_shrink(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:
+        shrink(inputs, weights, output, indices, scaling)
+        output[indices < 0] = 0
+
+    bgmv_shrink.spares_the_base = True  # type: ignore[attr-defined]
+    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
+
+
+def _read_files_whole() -> None:
+    """vLLM's reader opens adapters with `safe_open` and pins each tensor by itself, at the price of a system call each."""
+    from vllm.lora import lora_model
+
+    lora_model.safetensors = SimpleNamespace(safe_open=AdapterFile)
+
+
+def _leave_the_head_alone(manager: Any) -> None:
+    """Adapters on the head are refused, so it has nothing to add. Its kernels count on one row for each request, but the log
+    probabilities of a prompt have one for each token: the CPU's fail there and take the engine with them."""
+    for wrapper in manager.punica_wrapper_mapping.values():
+        wrapper.add_lora_logits = lambda logits, *args, **kwargs: logits
