@@ -59,6 +59,44 @@ REGISTRY_REFRESH_ERRORS = Metric(
     "loramux_registry_refresh_errors_total", "counter", "Looks at the registry that failed, by the reason.", ("reason",)
 )
 
+LOADS = Metric(
+    "loramux_loads_total",
+    "counter",
+    "Loads of adapters into the engine that ended, by where the adapter was and by result (`ok` or the error's code).",
+    ("tier", "result"),
+)
+LOAD_SECONDS = Metric(
+    "loramux_load_seconds",
+    "histogram",
+    "How long each stage of a load took: `fetch`, `stage`, `queue` (waiting for a place), `load`.",
+    ("stage",),
+    CALL_SECONDS,
+)
+SLOT_EVICTIONS = Metric(
+    "loramux_slot_evictions_total", "counter", "Adapters that left the engine, to make room or because someone asked."
+)
+RELOADS = Metric(
+    "loramux_slot_reloads_total",
+    "counter",
+    "Loads that brought back what had left the engine less than a minute before: thrash, the places are too few.",
+)
+
+RESIDENT = Metric(
+    "loramux_resident_adapters",
+    "gauge",
+    "Adapters in the engine of this replica (`engine`), and on the disk of its node, which other replicas share (`disk`).",
+    ("tier",),
+)
+SLOTS = Metric("loramux_slots", "gauge", "Adapters that the engine of this replica takes.")
+SLOTS_HELD = Metric("loramux_slots_held", "gauge", "Slots that directives and promotions keep from eviction.")
+WISHES_FAILING = Metric(
+    "loramux_wishes_failing", "gauge", "Directives and promotions that this replica can't fulfil; `loramux ps` says why."
+)
+CACHE_BYTES = Metric(
+    "loramux_cache_bytes", "gauge", "Bytes in the node cache that count against its budget; all replicas of a node say the same."
+)
+CACHE_EVICTIONS = Metric("loramux_cache_evictions_total", "counter", "Adapters that this process took off the disk to make room.")
+
 WEBHOOK_DELIVERIES = Metric(
     "loramux_webhook_deliveries_total", "counter", "Moves that the webhook was told of or not, by what came of it.", ("result",)
 )
@@ -73,6 +111,16 @@ METRICS: tuple[Metric, ...] = (
     REGISTRY_ADAPTERS,
     REGISTRY_REFRESH_ERRORS,
     CACHE_BAD_READS,
+    LOADS,
+    LOAD_SECONDS,
+    SLOT_EVICTIONS,
+    RELOADS,
+    RESIDENT,
+    SLOTS,
+    SLOTS_HELD,
+    WISHES_FAILING,
+    CACHE_BYTES,
+    CACHE_EVICTIONS,
     WEBHOOK_DELIVERIES,
 )
 

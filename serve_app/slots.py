@@ -360,8 +360,8 @@ class EngineSlots:
             self._meter.count(RELOADS)
         if (alarm := self._thrash.alarm(now_s)) is not None:
             log.warning(
-                "thrash: %d of %d loads in the last %g s brought back what had just been evicted; the engine's %d places are too few"
-                " for what is busy: raise max_cpu_loras and max_loras of this base, or its replicas",
+                "thrash: %d of %d loads in the last %g s brought back what had just been evicted; the engine's %d places are too"
+                " few for what is busy: raise max_cpu_loras and max_loras of this base, or its replicas",
                 *alarm,
                 self._thrash.window_s,
                 self.capacity,
