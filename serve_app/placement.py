@@ -1,0 +1,256 @@
+"""Which replica answers a request: what a router knows, and the choice made from it. No I/O, no clock, nothing of Ray.
+
+Load is counted in requests at once. A replica is full from `room` of them on; a difference of up to `lean`, a quarter of that,
+between two replicas that hold a ref is let be. The gap between the two numbers is the hysteresis: a ref gets one more owner when
+all that hold it are full, and the last one is left alone, and ages out, when the ref's demand has shrunk to `lean`.
+
+Several routers agree without talking, since each orders the replicas of a ref by the same hash of ref and rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adapters.types import Directive
+
+SAMPLE = 8  # replicas looked at for a request that any could answer: enough to balance, at the same cost for a thousand
+OUT_OF_REACH = math.inf
+
+Load = Callable[[str], float]
+"""A replica's requests at once as it said last, other routers' among them; OUT_OF_REACH for one that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What a replica said of itself: its rank (None: not yet), the refs in its engine and those on their way into it."""
+
+    rank: int | None = None
+    engine: frozenset[str] = frozenset()
+    loading: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, stats: Mapping[str, Any] | None) -> Reported:
+        """From routing stats; whatever is missing counts as nothing."""
+        stats = stats or {}
+        return cls(stats.get("rank"), frozenset(stats.get("engine") or ()), frozenset(stats.get("loading") or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A request that was given to a replica and has not ended. `ref` is None for the base's own."""
+
+    ref: str | None
+    replica: str
+    sent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes, and the replica that the ref is to come to beside it, as one more owner."""
+
+    replica: str
+    add: str | None = None
+
+
+def ranks_of(ref: str, ranks: Iterable[int]) -> list[int]:
+    """The ranks in the order in which they own the ref (rendezvous hashing): without one of them, the others keep theirs."""
+    return sorted(ranks, key=lambda rank: (_weight(ref, _owner(rank)), rank), reverse=True)
+
+
+def assigned(directive: Directive, ref: str, rank: int, world_size: int) -> bool:
+    """Whether the replica of this rank is one of the directive's, of `world_size` replicas: the ref's first owners are."""
+    if directive.replicas is None:
+        return True
+    ranks = range(max(world_size, rank + 1))  # while replicas come and go, a rank may lie beyond their number
+    return rank in ranks_of(ref, ranks)[: directive.replicas]
+
+
+class Placement:
+    """One router's view of one base's replicas: what they reported, and this router's own flights. Not thread-safe.
+
+    `room` is the number of requests at once from which a replica counts as full.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.lean = room // 4
+        self._replicas: dict[str, Reported] = {}
+        self._ids: list[str] = []
+        self._holders: dict[str, set[str]] = {}
+        self._loaders: dict[str, set[str]] = {}
+        self._flights: dict[str, Flight] = {}
+        self._flying: dict[str, Counter[str]] = {}  # by ref, then by replica
+        self._unsent: Counter[str] = Counter()  # by replica
+        self._turn = 0
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    def update(self, reports: Mapping[str, Reported]) -> None:
+        """These are the live replicas now, and their last reports."""
+        for replica in self._replicas.keys() - reports.keys():
+            self.forget(replica)
+        for replica, report in reports.items():
+            before = self._replicas.get(replica)
+            if before != report:
+                self._index(replica, before or Reported(), report)
+                self._replicas[replica] = report
+        self._ids = list(self._replicas)
+
+    def forget(self, replica: str) -> None:
+        """The replica is gone."""
+        before = self._replicas.pop(replica, None)
+        if before is not None:
+            self._index(replica, before, Reported())
+            self._ids = list(self._replicas)
+
+    def holders(self, ref: str) -> set[str]:
+        """The replicas that reported the ref in their engines."""
+        return set(self._holders.get(ref, ()))
+
+    def begin(self, request_id: str, ref: str | None, replica: str) -> None:
+        """A request is given to a replica, and not sent yet; given anew, it leaves the one before."""
+        self.end(request_id)
+        self._flights[request_id] = Flight(ref, replica)
+        self._unsent[replica] += 1
+        if ref is not None:
+            self._flying.setdefault(ref, Counter())[replica] += 1
+
+    def sent(self, request_id: str) -> None:
+        """The request is on its way: from now on the replica's own load counts it."""
+        flight = self._flights.get(request_id)
+        if flight is not None and not flight.sent:
+            self._flights[request_id] = replace(flight, sent=True)
+            _take(self._unsent, flight.replica)
+
+    def end(self, request_id: str, replica: str | None = None) -> None:
+        """The request ended at `replica` (None: wherever it is), or is given to nobody after all. Harmless where it isn't."""
+        flight = self._flights.get(request_id)
+        if flight is None or replica not in (None, flight.replica):
+            return
+        self.sent(request_id)
+        del self._flights[request_id]
+        if flight.ref is not None:
+            flying = self._flying[flight.ref]
+            _take(flying, flight.replica)
+            if not flying:
+                del self._flying[flight.ref]
+
+    @property
+    def flights(self) -> Mapping[str, Flight]:
+        """This router's requests that have not ended, by id."""
+        return self._flights
+
+    # -- the choice --------------------------------------------------------------------------------------------------
+
+    def choose(self, ref: str | None, load: Load) -> Choice:
+        """The replica for a request. Raises LookupError without replicas.
+
+        A holder with room; without holders the ref's first owner with room, and whoever comes while it is loaded there follows,
+        room or not; else the least loaded. Full holders keep the request, and the ref's next owner with room to spare is added.
+        """
+        if not self._replicas:
+            raise LookupError("no replicas")
+        loads = _Loads(load, self._unsent)
+        if ref is None:
+            return Choice(self._least(self._sample(), loads))
+        holders = self._in_reach(self._holders.get(ref, ()), loads)
+        coming = self._in_reach(self._coming(ref).difference(holders), loads)
+        if not holders:
+            return Choice(self._first_load(ref, coming, loads))
+        leaning = self._leaning(ref, holders, loads)
+        if leaning is not None:
+            return Choice(leaning)
+        return Choice(self._least(holders, loads), add=None if coming else self._added(ref, holders, loads))
+
+    def owners(self, ref: str) -> list[str]:
+        """All replicas in the order in which they own the ref. One that has not told its rank comes after those that have."""
+        return sorted(self._ids, key=lambda replica: self._standing(ref, replica), reverse=True)
+
+    def _first_load(self, ref: str, coming: list[str], loads: _Loads) -> str:
+        if coming:
+            return self._first_owner(ref, coming)
+        roomy = [replica for replica in self._ids if loads[replica] < self.room]
+        return self._first_owner(ref, roomy) if roomy else self._least(self._ids, loads)
+
+    def _leaning(self, ref: str, holders: list[str], loads: _Loads) -> str | None:
+        """The first owner among the holders with room, unless another is clearly less busy."""
+        roomy = [replica for replica in holders if loads[replica] < self.room]
+        if not roomy:
+            return None
+        most = min(loads[replica] for replica in roomy) + self.lean
+        return self._first_owner(ref, [replica for replica in roomy if loads[replica] <= most])
+
+    def _added(self, ref: str, holders: list[str], loads: _Loads) -> str | None:
+        spare = [one for one in self._ids if one not in holders and loads[one] + self.lean < self.room]
+        return self._first_owner(ref, spare) if spare else None
+
+    def _least(self, replicas: Iterable[str], loads: _Loads) -> str:
+        return min(replicas, key=lambda replica: loads[replica])
+
+    def _sample(self) -> list[str]:
+        """Some replicas, others each time, so that equals share."""
+        count = len(self._ids)
+        step = max(1, count // SAMPLE)
+        self._turn = (self._turn + 1) % count
+        return [self._ids[(self._turn + step * index) % count] for index in range(min(SAMPLE, count))]
+
+    def _coming(self, ref: str) -> set[str]:
+        """Where the ref is on its way, as the replicas say and as this router's own requests make it."""
+        return self._loaders.get(ref, set()) | self._flying.get(ref, Counter()).keys()
+
+    def _in_reach(self, replicas: Iterable[str], loads: _Loads) -> list[str]:
+        return [replica for replica in replicas if replica in self._replicas and loads[replica] < OUT_OF_REACH]
+
+    def _first_owner(self, ref: str, replicas: Iterable[str]) -> str:
+        return max(replicas, key=lambda replica: self._standing(ref, replica))
+
+    def _standing(self, ref: str, replica: str) -> tuple[bool, bytes, str]:
+        rank = self._replicas[replica].rank
+        return rank is not None, _weight(ref, replica if rank is None else _owner(rank)), replica
+
+    def _index(self, replica: str, before: Reported, now: Reported) -> None:
+        _move(self._holders, replica, before.engine, now.engine)
+        _move(self._loaders, replica, before.loading, now.loading)
+
+
+class _Loads:
+    """Loads within one choice: each replica is asked once, and what is not sent yet counts."""
+
+    def __init__(self, load: Load, unsent: Counter[str]) -> None:
+        self._load = load
+        self._unsent = unsent
+        self._known: dict[str, float] = {}
+
+    def __getitem__(self, replica: str) -> float:
+        known = self._known.get(replica)
+        if known is None:
+            known = self._known[replica] = self._load(replica) + self._unsent.get(replica, 0)
+        return known
+
+
+def _owner(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _weight(ref: str, owner: str) -> bytes:
+    return hashlib.blake2b(f"{owner}|{ref}".encode(), digest_size=8).digest()
+
+
+def _take(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if counts[key] <= 0:
+        del counts[key]
+
+
+def _move(index: dict[str, set[str]], replica: str, before: frozenset[str], now: frozenset[str]) -> None:
+    for ref in now - before:
+        index.setdefault(ref, set()).add(replica)
+    for ref in before - now:
+        index[ref].discard(replica)
+        if not index[ref]:
+            del index[ref]
