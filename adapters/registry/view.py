@@ -37,10 +37,19 @@ MaySee = Callable[[AdapterEntry], bool]
 
 
 class RegistryView:
-    """One picture; `refresh` looks now, `run` looks for ever. Not for use by several threads."""
+    """One picture; `refresh` looks now, `run` looks for ever. Not for use by several threads. `on_change` is told each row that
+    changed, once the whole shard was taken over."""
 
-    def __init__(self, registry: Registry, poll_interval_s: float, *, meter: Meter = NULL_METER) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        poll_interval_s: float,
+        *,
+        meter: Meter = NULL_METER,
+        on_change: Callable[[AdapterEntry], None] = lambda entry: None,
+    ) -> None:
         self._index = registry.index
+        self._on_change = on_change
         self._meter = meter
         self._poll_interval_s = poll_interval_s
         self._entries: dict[AdapterName, AdapterEntry] = {}
@@ -206,7 +215,7 @@ class RegistryView:
 
     def _apply(self, entries: Iterable[AdapterEntry]) -> None:
         """Takes what is newer. No awaits: readers see either picture, never half of one."""
-        changed = False
+        changed: list[AdapterEntry] = []
         for entry in entries:
             adapter = AdapterName(entry.base, entry.name)
             old = self._entries.get(adapter)
@@ -216,8 +225,10 @@ class RegistryView:
             if old is None:
                 bisect.insort(self._names.setdefault(entry.base, []), entry.name)
             self._entries[adapter] = new
-            changed = True
-        self.generation += changed
+            changed.append(new)
+        self.generation += bool(changed)
+        for entry in changed:
+            self._on_change(entry)
 
     async def wait_seen(
         self, base: str, name: str, revision: int = 0, *, version: int | None = None, timeout_s: float = 5.0

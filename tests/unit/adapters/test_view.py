@@ -250,3 +250,14 @@ class TestWaiting:
         await registry.publish(BASE, NAME, prepared("three"))
         assert await view.wait_seen(BASE, NAME, version=3)
         assert not await view.wait_seen(BASE, NAME, head.revision + 1, timeout_s=0.05)
+
+
+async def test_each_row_that_changed_is_told_once_and_others_are_not(registry: Registry) -> None:
+    told: list[tuple[str, int]] = []
+    view = RegistryView(registry, 1, on_change=lambda row: told.append((row.name, row.revision)))
+    await view.refresh()
+    assert [name for name, _ in told] == [NAME]
+    await view.refresh()
+    await registry.publish(BASE, "other", prepared("three"))
+    await view.refresh()
+    assert [name for name, _ in told] == [NAME, "other"]
