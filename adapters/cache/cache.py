@@ -28,6 +28,7 @@ from adapters.types import ADAPTER_FILES, LocalAdapter, ResolvedAdapter, content
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_IsThere = Callable[[ResolvedAdapter], bool]
 
 
 class Lease:
@@ -75,7 +76,8 @@ class AdapterCache:
         self._settings = settings
         self._folder = CacheFolder(settings.dir, settings.budget_bytes)
         self._holds: dict[str, _Hold] = {}
-        self._flights: dict[str, asyncio.Task[bool]] = {}
+        self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
+        self._sealing: set[asyncio.Task[bool]] = set()
         # Our own threads: the default pool is small on small nodes, and a slow disk would hold up everybody else in it.
         workers = max(4, min(16, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="adapter-cache")
@@ -91,6 +93,28 @@ class AdapterCache:
             return await self._lease(adapter)
         except OSError as error:
             raise self._folder.explain(error, adapter) from error
+
+    async def fetch(self, adapter: ResolvedAdapter) -> bool:
+        """Brings the adapter to this disk without keeping it there; whether this call led a fetch. Raises as `lease`."""
+        async with await self.lease(adapter) as lease:
+            return lease.fetched
+
+    async def verify(self, adapter: ResolvedAdapter) -> bool:
+        """For files that the engine refused: hashes them, and fetches them once more if they are not what they should be.
+
+        True if they were damaged and are whole again, False if nothing is wrong with them. Raises AdapterCorrupt if the
+        store's copy is damaged too, else as `lease`. Leases stay; whoever opens the files in the meantime may find none.
+        """
+        _check_identity(adapter)
+        try:
+            await self._hold(adapter.digest)
+            try:
+                _, damaged = await self._join(adapter, self._folder.holds)
+            finally:
+                self._let_go(adapter.digest)
+        except OSError as error:
+            raise self._folder.explain(error, adapter) from error
+        return damaged
 
     def has(self, digest: str) -> bool:
         """Whether the adapter is on this disk (the tier `disk`). One stat; without a lease it may be gone the next moment."""
@@ -112,7 +136,8 @@ class AdapterCache:
     async def sweep(self) -> int:
         """For the start: removes what dead processes left half-written and returns how many; finished ones stay.
 
-        Also evicts down to the budget, should it have shrunk. Harmless while other processes fetch.
+        What a power loss may have damaged is hashed first. Also evicts down to the budget, should it have shrunk. Harmless
+        while other processes fetch.
         """
         return await self._in_thread(self._folder.sweep)
 
@@ -121,11 +146,13 @@ class AdapterCache:
         return await self._in_thread(self._folder.remove, digest)
 
     async def close(self) -> None:
-        """Stops running fetches and the threads. Leases stay valid until they are released or the process ends."""
+        """Stops running fetches and the threads; waits until what was fetched is synced. Leases stay valid until they are
+        released or the process ends."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
+        await asyncio.gather(*self._sealing)
         self._threads.shutdown(wait=False)
 
     # Leases
@@ -143,14 +170,21 @@ class AdapterCache:
 
     async def _hold(self, digest: str) -> None:
         hold = self._holds.get(digest)
-        if hold is None:
+        if hold is None or not hold.lock.is_current():
             # Waits for nobody but an evictor, and for him no longer than a rename takes.
             lock = await FileLock.take(self._folder.lease_lock(digest), shared=True)
-            hold = self._holds.setdefault(digest, _Hold(lock))
-            if hold.lock is not lock:
-                lock.release()
+            hold = self._take_over(digest, lock)
         hold.users += 1
         hold.lock.touch()
+
+    def _take_over(self, digest: str, lock: FileLock) -> _Hold:
+        """The hold of all who lease `digest`, on one lock that others can see."""
+        hold = self._holds.setdefault(digest, _Hold(lock))
+        if hold.lock is not lock:
+            # Somebody here was faster, or the lock file was removed under the old lock.
+            spare, hold.lock = (lock, hold.lock) if hold.lock.is_current() else (hold.lock, lock)
+            spare.release()
+        return hold
 
     def _let_go(self, digest: str) -> None:
         hold = self._holds[digest]
@@ -167,33 +201,39 @@ class AdapterCache:
         if self._folder.is_whole(adapter):
             return False, 0.0
         began = time.perf_counter()
-        flight = self._flights.get(adapter.digest)
-        leads = flight is None
-        if flight is None:
-            flight = self._start(adapter)
-        downloaded = await asyncio.shield(flight)
+        leads, downloaded = await self._join(adapter, self._folder.is_whole)
         return leads and downloaded, time.perf_counter() - began
 
-    def _start(self, adapter: ResolvedAdapter) -> asyncio.Task[bool]:
-        """A fetch of its own, detached from whoever asked first; known to all before anything is awaited."""
-        flight = asyncio.create_task(self._fetch(adapter), name=f"fetch {adapter.digest[:12]}")
-        self._flights[adapter.digest] = flight
-        flight.add_done_callback(lambda done: self._land(adapter, done))
-        return flight
+    async def _join(self, adapter: ResolvedAdapter, is_there: _IsThere) -> tuple[bool, bool]:
+        """Waits for the flight of this digest and look: whether it began here, and whether it downloaded anything.
 
-    def _land(self, adapter: ResolvedAdapter, flight: asyncio.Task[bool]) -> None:
-        del self._flights[adapter.digest]
+        A flight is detached from whoever asked first, and known to all before anything is awaited.
+        """
+        key = (adapter.digest, is_there)
+        flight = self._flights.get(key)
+        leads = flight is None
+        if flight is None:
+            flight = self._flights[key] = asyncio.create_task(self._fetch(adapter, is_there), name=f"fetch {adapter.digest[:12]}")
+            flight.add_done_callback(lambda done: self._land(key, adapter, done))
+        return leads, await asyncio.shield(flight)
+
+    def _land(self, key: tuple[str, _IsThere], adapter: ResolvedAdapter, flight: asyncio.Task[bool]) -> None:
+        del self._flights[key]
         # Asking for the error also marks it as seen: all who waited may have been cancelled.
         if not flight.cancelled() and (error := flight.exception()) is not None:
             log.warning("fetch of %s failed: %s", adapter.ref, error)
 
-    async def _fetch(self, adapter: ResolvedAdapter) -> bool:
-        """Makes the files local. False if another process of this node did, while this one waited for its lock."""
+    async def _fetch(self, adapter: ResolvedAdapter, is_there: _IsThere) -> bool:
+        """Makes the files local. False if they are: another process of this node fetched them while this one waited."""
         lock = await FileLock.take(self._folder.fetch_lock(adapter.digest))
         try:
-            if self._folder.is_whole(adapter):
+            if await self._in_thread(is_there, adapter):
                 return False
-            await self._download(adapter)
+            try:
+                await self._download(adapter)
+            except FileNotFoundError:
+                log.warning("the node cache was removed during the fetch of %s", adapter.ref)
+                await self._download(adapter)
             return True
         finally:
             lock.release_and_delete()
@@ -206,6 +246,10 @@ class AdapterCache:
         except BaseException:
             await self._in_thread(self._folder.discard, adapter.digest)
             raise
+        # Nobody waits for the disk: verified files are in use already.
+        sealing = asyncio.create_task(self._in_thread(self._folder.seal, adapter.digest), name=f"seal {adapter.digest[:12]}")
+        self._sealing.add(sealing)
+        sealing.add_done_callback(self._sealing.discard)
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Runs a blocking call in the cache's own threads.

@@ -1,4 +1,4 @@
-"""The download of an adapter's files into a folder: ranges in parallel, hashed in order while they are written."""
+"""The download of an adapter's files into a folder: ranges read and written in parallel, hashed in order beside that."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from adapters import metrics
 from adapters.errors import AdapterCorrupt, StoreMissing
@@ -35,9 +34,6 @@ class ByteRange:
     length: int
 
 
-ReadRange = Callable[[ByteRange], Awaitable[bytes]]
-
-
 class InThread(Protocol):
     """Runs a blocking call off the event loop. If the caller is cancelled, it returns only once the call has ended."""
 
@@ -54,20 +50,17 @@ def plan_ranges(files: tuple[FileDigest, ...], range_bytes: int) -> Iterator[Byt
 async def fetch_files(
     store: Store, adapter: ResolvedAdapter, folder: Path, settings: CacheSettings, in_thread: InThread, meter: Meter = NULL_METER
 ) -> None:
-    """Leaves the adapter's files in `folder`, complete, verified and on the disk for good.
+    """Leaves the adapter's files in `folder`, complete and verified; syncing them to the disk is the caller's business.
 
     One window of `fetch_concurrency` ranges runs over all files, so that the small one costs no round trip of its own. A file
     whose digest differs is read once more, since wires and proxies damage bytes too. The store has its own retries; an error of
     its own ends the fetch. Raises AdapterCorrupt, the store's errors other than StoreMissing, and OSError; what lies in
     `folder` is void then.
     """
-
-    async def read(part: ByteRange) -> bytes:
-        return await _read_range(store, adapter.digest, part, meter)
-
+    fetch = _Fetch(store, adapter.digest, folder, settings, in_thread, meter)
     left = adapter.files
     for _ in range(READS_OF_A_FILE):
-        left = await _fetch(left, folder, read, settings, in_thread)
+        left = await fetch.read(left)
         if not left:
             return
         log.warning("`%s` of %s came with another digest than its manifest says", left[0].name, adapter.ref)
@@ -75,100 +68,108 @@ async def fetch_files(
     raise AdapterCorrupt(f"the stored `{left[0].name}` is not what its manifest says", reason="digest_mismatch")
 
 
-async def _fetch(
-    files: tuple[FileDigest, ...], folder: Path, read: ReadRange, settings: CacheSettings, in_thread: InThread
-) -> tuple[FileDigest, ...]:
-    """Reads `files` into the folder; gives those whose digest differs."""
-    sinks = {file.name: FileSink(folder / file.name, file) for file in files}
-    try:
-
-        async def write(part: ByteRange, data: bytes) -> None:
-            await in_thread(sinks[part.file.name].write, data)
-
-        await _read_in_order(plan_ranges(files, settings.range_bytes), read, write, settings.fetch_concurrency)
-        return tuple([file for file in files if not await in_thread(sinks[file.name].finish)])
-    finally:
-        for sink in sinks.values():
-            sink.close()
-
-
 class FileSink:
-    """A file of known size and digest that is written from its beginning to its end. Every method but `close` blocks."""
+    """A file of known size and digest: written in any order, hashed from its beginning to its end. `write` and `hash` block;
+    one thread may hash while others write."""
 
     def __init__(self, path: Path, expected: FileDigest) -> None:
         self._expected = expected
         self._hash = hashlib.sha256()
-        # The file exists at full size: reserving room made it. Unbuffered, since the chunks are large already.
-        self._file: BinaryIO = path.open("r+b", buffering=0)
+        # The file exists at full size: reserving room made it.
+        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
-    def write(self, data: bytes) -> None:
-        """Appends and hashes `data`. Raises OSError."""
+    def write(self, start: int, data: bytes) -> None:
+        """Puts `data` where it belongs. Raises OSError."""
         view = memoryview(data)
         while view:
-            view = view[self._file.write(view) :]
+            written = os.pwrite(self._fd, view, start)
+            view, start = view[written:], start + written
+
+    def hash(self, data: bytes) -> None:
+        """Takes the next `data` of the file into the digest."""
         self._hash.update(data)
 
-    def finish(self) -> bool:
-        """Whether the digest is right; then the file is synced to the disk. Raises OSError."""
-        if self._hash.hexdigest() != self._expected.sha256:
-            return False
-        os.fsync(self._file.fileno())
-        return True
+    def is_right(self) -> bool:
+        """Whether all that was hashed is what the file must hold."""
+        return self._hash.hexdigest() == self._expected.sha256
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._fd)
 
 
-async def _read_range(store: Store, digest: str, part: ByteRange, meter: Meter) -> bytes:
-    """The range's bytes; one that comes too short is read once more. Raises AdapterCorrupt."""
-    for _ in range(READS_OF_A_RANGE):
-        data = await _get_range(store, digest, part)
-        if len(data) == part.length:
-            return data
-        meter.count(metrics.CACHE_BAD_READS, reason="short_file")
-    raise AdapterCorrupt(
-        f"the stored `{part.file.name}` has not the size that its manifest says",
-        reason="short_file",
-        limit=part.file.size_bytes,
-        value=part.start + len(data),
-    )
+class _Fetch:
+    """The reading of one adapter's files into one folder."""
 
+    def __init__(
+        self, store: Store, digest: str, folder: Path, settings: CacheSettings, in_thread: InThread, meter: Meter
+    ) -> None:
+        self._store = store
+        self._digest = digest
+        self._folder = folder
+        self._settings = settings
+        self._in_thread = in_thread
+        self._meter = meter
 
-async def _get_range(store: Store, digest: str, part: ByteRange) -> bytes:
-    name = part.file.name
-    try:
-        return await store.get_range(f"blobs/{digest}/{name}", part.start, part.length)
-    except StoreMissing as error:
-        raise AdapterCorrupt(f"the manifest names `{name}`, but the store has no such file", reason="blob_missing") from error
+    async def read(self, files: tuple[FileDigest, ...]) -> tuple[FileDigest, ...]:
+        """Reads `files` into the folder; gives those whose digest differs."""
+        sinks = {file.name: FileSink(self._folder / file.name, file) for file in files}
+        # SHA-256 takes most of the time and can't be split: it has a thread of its own, which never waits for the event loop.
+        hashing = ThreadPoolExecutor(1, thread_name_prefix="adapter-hash")
+        try:
+            await self._read_all(plan_ranges(files, self._settings.range_bytes), sinks, hashing)
+            return tuple(file for file in files if not sinks[file.name].is_right())
+        finally:
+            hashing.shutdown(wait=False, cancel_futures=True)
+            for sink in sinks.values():
+                sink.close()
 
+    async def _read_all(self, parts: Iterator[ByteRange], sinks: dict[str, FileSink], hashing: Executor) -> None:
+        """Reads and writes parts in whatever order they come, at most `fetch_concurrency` at once; hashes them in theirs.
 
-async def _read_in_order(
-    parts: Iterator[ByteRange],
-    read: ReadRange,
-    write: Callable[[ByteRange, bytes], Awaitable[None]],
-    concurrency: int,
-) -> None:
-    """Reads at most `concurrency` parts at once and writes them in the order of `parts`.
+        A part counts until it is hashed, so no more than that many are in memory at any time.
+        """
+        loop = asyncio.get_running_loop()
+        room = asyncio.Semaphore(self._settings.fetch_concurrency)
 
-    A part stays in the window until it is written, so no more than `concurrency` parts are in memory at any time.
-    """
+        async def bring(part: ByteRange, turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
+            sink = sinks[part.file.name]
+            data = await self._read_range(part)
+            await self._in_thread(sink.write, part.start, data)
+            await turn
+            hashed = loop.run_in_executor(hashing, sink.hash, data)
+            next_turn.set_result(None)
+            await hashed
+            room.release()
 
-    def begin(part: ByteRange) -> tuple[ByteRange, asyncio.Future[bytes]]:
-        return part, asyncio.ensure_future(read(part))
+        turn = loop.create_future()
+        turn.set_result(None)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for part in parts:
+                    await room.acquire()
+                    next_turn = loop.create_future()
+                    tasks.create_task(bring(part, turn, next_turn))
+                    turn = next_turn
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
-    window = deque(begin(part) for part in islice(parts, concurrency))
-    try:
-        while window:
-            part, reading = window[0]
-            await write(part, await reading)
-            window.popleft()
-            del reading  # it holds the bytes, and the next read may begin before the loop comes round
-            window.extend(begin(part) for part in islice(parts, 1))
-    finally:
-        await _cancel_all([reading for _, reading in window])
+    async def _read_range(self, part: ByteRange) -> bytes:
+        """The range's bytes; one that comes too short is read once more. Raises AdapterCorrupt."""
+        for _ in range(READS_OF_A_RANGE):
+            data = await self._get_range(part)
+            if len(data) == part.length:
+                return data
+            self._meter.count(metrics.CACHE_BAD_READS, reason="short_file")
+        raise AdapterCorrupt(
+            f"the stored `{part.file.name}` has not the size that its manifest says",
+            reason="short_file",
+            limit=part.file.size_bytes,
+            value=part.start + len(data),
+        )
 
-
-async def _cancel_all(tasks: list[asyncio.Future[bytes]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async def _get_range(self, part: ByteRange) -> bytes:
+        name = part.file.name
+        try:
+            return await self._store.get_range(f"blobs/{self._digest}/{name}", part.start, part.length)
+        except StoreMissing as error:
+            raise AdapterCorrupt(f"the manifest names `{name}`, but the store has no such file", reason="blob_missing") from error

@@ -1,22 +1,32 @@
 """The node cache on the disk: what lies where, who may have room, what goes. Everything here blocks; `adapters.cache` waits.
 
-    <dir>/<digest>/                two files, verified; a folder under this name is always whole
+    <dir>/<digest>/                two files, verified; a folder under this name is always whole. Read-only files are sealed:
+                                   synced to the disk. Others are trusted only in the boot that wrote them
+    <dir>/.boot/<boot id>          empty; in this boot nothing older that is unsealed lies under its digest
     <dir>/.tmp/<digest>/           a fetch in progress, its files at full size from the start: this is its reservation
     <dir>/.tmp/<digest>.evicted/   on its way out
     <dir>/.locks/<digest>          shared: a lease; exclusive: an eviction; its modification time: when last used
     <dir>/.locks/<digest>.fetch    exclusive: a fetch, by whichever process of the node
+    <dir>/.locks/<digest>.sync     exclusive: its files are being synced and sealed, or deleted
     <dir>/.locks/budget            exclusive: while room is counted, made and claimed
 
 All processes of a node see the same budget because the disk itself holds the books. Reservations die with their process:
 its fetch lock falls, and whoever counts next removes the folder.
+
+Syncing takes as long as writing, so nobody waits for it: files are used once they are verified, and sealed in the background.
+After a power loss the unsealed may hold anything. The first process of a new boot moves them to where unfinished fetches lie;
+`sweep` hashes what it finds there and takes back what is right.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import logging
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,13 +34,18 @@ from pathlib import Path
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry, choose_victims
 from adapters.errors import DiskFull, InternalError, LoraMuxError
-from adapters.types import ResolvedAdapter
+from adapters.types import ADAPTER_FILES, FileDigest, ResolvedAdapter, content_digest
+
+log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EVICTED = ".evicted"
 _FETCH = ".fetch"
+_SYNC = ".sync"
 _BUDGET = "budget"
+_WRITABLE = 0o222
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CacheFolder:
@@ -42,9 +57,12 @@ class CacheFolder:
         self.evictions = 0
         self._tmp = self.root / ".tmp"
         self._locks = self.root / ".locks"
+        self._boots = self.root / ".boot"
+        self._boot = _boot_id()
         self._sizes: dict[str, int] = {}  # of finished folders, which never change size; replaced whole, never edited
-        for folder in (self._tmp, self._locks):
-            folder.mkdir(parents=True, exist_ok=True)
+        if not self._is_begun():
+            with self._budget():
+                pass
 
     # What is there
 
@@ -67,6 +85,10 @@ class CacheFolder:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def holds(self, adapter: ResolvedAdapter) -> bool:
+        """Whether all files are there and hash to what the manifest says. Reads every byte."""
+        return _read_digests(self.path(adapter.digest)) == tuple(sorted(adapter.files, key=lambda file: file.name))
+
     def entries(self) -> list[CacheEntry]:
         """The finished adapters, in no particular order."""
         return [CacheEntry(digest, size, self._last_used(digest)) for digest, size in self._finished().items()]
@@ -74,14 +96,16 @@ class CacheFolder:
     def used_bytes(self) -> int:
         """Bytes of finished adapters and of what fetches have reserved."""
         # Fetches first: one that finishes in between is then seen twice, which the union forgives, rather than never.
-        reserved = {folder.name: _size_of(folder) for folder in self._tmp.iterdir()}
+        reserved = {name: _size_of(self._tmp / name) for name in _names(self._tmp)}
         return sum({**reserved, **self._finished()}.values())
 
     def _finished(self) -> dict[str, int]:
         known = self._sizes
-        digests = [name for name in os.listdir(self.root) if _DIGEST.fullmatch(name)]
-        self._sizes = {digest: known.get(digest) or _size_of(self.path(digest)) for digest in digests}
+        self._sizes = {digest: known.get(digest) or _size_of(self.path(digest)) for digest in self._digests(self.root)}
         return self._sizes
+
+    def _digests(self, folder: Path) -> list[str]:
+        return [name for name in _names(folder) if _DIGEST.fullmatch(name)]
 
     def _last_used(self, digest: str) -> float:
         for path in (self.lease_lock(digest), self.path(digest)):
@@ -101,10 +125,8 @@ class CacheFolder:
             return self._claim(adapter)
 
     def publish(self, digest: str) -> None:
-        """Makes the verified files visible, also to a node that loses power in the next moment."""
-        _sync_folder(self._tmp / digest)
+        """Makes the verified files visible; `seal` is due then."""
         os.rename(self._tmp / digest, self.path(digest))
-        _sync_folder(self.root)
 
     def discard(self, digest: str) -> None:
         """Removes what a fetch has written so far, and with it the reservation."""
@@ -118,6 +140,45 @@ class CacheFolder:
                 if file.size_bytes:
                     os.posix_fallocate(opened.fileno(), 0, file.size_bytes)
         return folder
+
+    # After a fetch
+
+    def seal(self, digest: str) -> bool:
+        """Syncs the adapter to the disk and marks it as synced; nothing to do if it went away meanwhile.
+
+        False if the disk fails: what a later reading gives is unknown then, and the adapter goes unless it is leased.
+        """
+        if self._is_sealed(digest):
+            return True
+        # What is deleted while it is open still takes room, so whoever deletes it waits for this lock.
+        lock = FileLock.take_blocking(self._sync_lock(digest))
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                self._seal(self.path(digest))
+            return True
+        except OSError as error:
+            log.warning("adapter %s can't be synced to the disk and goes: %s", digest[:12], errno.errorcode.get(error.errno or 0))
+        finally:
+            lock.release_and_delete()
+        self.remove(digest)
+        return False
+
+    def _seal(self, folder: Path) -> None:
+        for name in ADAPTER_FILES:
+            _sync(folder / name)
+        _sync(folder)
+        _sync(self.root)
+        for name in ADAPTER_FILES:
+            os.chmod(folder / name, (folder / name).stat().st_mode & ~_WRITABLE)
+
+    def _is_sealed(self, digest: str) -> bool:
+        try:
+            return not any((self.path(digest) / name).stat().st_mode & _WRITABLE for name in ADAPTER_FILES)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _sync_lock(self, digest: str) -> Path:
+        return self._locks / f"{digest}{_SYNC}"
 
     # Room
 
@@ -142,7 +203,7 @@ class CacheFolder:
                 lock.release()
         # Outside the locks: deleting takes long enough to be felt by a lease of the same adapter.
         for digest in victims:
-            _delete(self._hidden(digest))
+            self._delete_hidden(digest)
         self.evictions += len(victims)
         return bool(victims)
 
@@ -173,7 +234,7 @@ class CacheFolder:
                 self._hide(digest)
             finally:
                 lock.release_and_delete()
-            _delete(self._hidden(digest))
+            self._delete_hidden(digest)
         return True
 
     def _hidden(self, digest: str) -> Path:
@@ -184,21 +245,43 @@ class CacheFolder:
         with suppress(FileNotFoundError):
             os.rename(self.path(digest), self._hidden(digest))
 
+    def _delete_hidden(self, digest: str) -> None:
+        lock = FileLock.take_blocking(self._sync_lock(digest))
+        try:
+            _delete(self._hidden(digest))
+        finally:
+            lock.release_and_delete()
+
     # Order
 
     def sweep(self) -> int:
-        """Clears away what dead processes left, then evicts down to the budget. Returns the half-written folders removed."""
+        """Takes back what is whole of what dead processes and a power loss left, clears the rest away, then evicts down to
+        the budget. Returns the half-written folders removed. What nobody sealed is sealed."""
+        self._take_back()
         with self._budget():
             dropped = self._drop_dead()
             self._drop_idle_locks()
             with suppress(DiskFull):
                 self._make_room(0)
+        for digest in self._digests(self.root):
+            self.seal(digest)
         return dropped
+
+    def _take_back(self) -> None:
+        for digest in self._digests(self._tmp):
+            lock = FileLock.try_take(self.fetch_lock(digest))
+            if lock is None:
+                continue
+            try:
+                if not self.has(digest) and content_digest(_read_digests(self._tmp / digest)) == digest:
+                    self.publish(digest)
+            finally:
+                lock.release_and_delete()
 
     def _drop_dead(self) -> int:
         """Removes fetches whose process is gone and unfinished evictions. The budget lock is held."""
         dropped = 0
-        for folder in list(self._tmp.iterdir()):
+        for folder in [self._tmp / name for name in _names(self._tmp)]:
             if folder.name.endswith(_EVICTED):
                 _delete(folder)  # evictions happen under the budget lock, so whoever began this one is dead
             elif (lock := FileLock.try_take(self.fetch_lock(folder.name))) is not None:
@@ -211,7 +294,7 @@ class CacheFolder:
         """Whoever fetches has found the finished folder missing or damaged; a damaged one would stand in the way."""
         if self.has(digest):
             self._hide(digest)
-            _delete(self._hidden(digest))
+            self._delete_hidden(digest)
 
     def _drop_idle_locks(self) -> None:
         for path in list(self._locks.iterdir()):
@@ -224,9 +307,32 @@ class CacheFolder:
     def _budget(self) -> Iterator[None]:
         lock = FileLock.take_blocking(self._locks / _BUDGET)
         try:
+            if not self._is_begun():
+                self._begin()
             yield
         finally:
             lock.release()
+
+    # Boots
+
+    def _is_begun(self) -> bool:
+        return self._tmp.is_dir() and (self._boots / self._boot).exists()
+
+    def _begin(self) -> None:
+        """Makes the folders, also where somebody removed them, and takes what an earlier boot left unsealed out of sight.
+
+        The budget lock is held, so nothing of this boot is there yet, unless it is leased.
+        """
+        for folder in (self._tmp, self._boots):
+            folder.mkdir(parents=True, exist_ok=True)
+        for digest in self._digests(self.root):
+            if not self._is_sealed(digest) and (lock := FileLock.try_take(self.lease_lock(digest))) is not None:
+                self.discard(digest)
+                os.rename(self.path(digest), self._tmp / digest)
+                lock.release()
+        for earlier in _names(self._boots):
+            (self._boots / earlier).unlink(missing_ok=True)
+        (self._boots / self._boot).touch()
 
     # Errors
 
@@ -249,6 +355,32 @@ class CacheFolder:
         return DiskFull(why, limit=self.budget_bytes, value=size_bytes, retry_after_s=retry_after_s)
 
 
+def _boot_id() -> str:
+    """The same for all processes until the machine starts anew; where it can't be known, none is ever the same."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+def _names(folder: Path) -> list[str]:
+    """What lies in `folder`; nothing if somebody removed it."""
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _read_digests(folder: Path) -> tuple[FileDigest, ...]:
+    """The files of `folder` by name, hashed; those that are gone are left out."""
+    found: list[FileDigest] = []
+    for name in sorted(_names(folder)):
+        with suppress(FileNotFoundError), (folder / name).open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            found.append(FileDigest(name, size_bytes, hashlib.file_digest(file, "sha256").hexdigest()))
+    return tuple(found)
+
+
 def _size_of(folder: Path) -> int:
     """Bytes of the files in `folder`; 0 if it went away meanwhile."""
     total = 0
@@ -268,8 +400,8 @@ def _delete(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

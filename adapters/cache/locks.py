@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 FIRST_POLL_S = 0.002
-LONGEST_POLL_S = 0.05
+LONGEST_POLL_S = 0.01
 
 
 class FileLock:
@@ -49,11 +49,12 @@ class FileLock:
     @classmethod
     def _take(cls, path: Path, operation: int) -> Self | None:
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = _open(path)
             try:
                 fcntl.flock(fd, operation)
-                if _is_still(path, fd):
-                    return cls(path, fd)
+                lock = cls(path, fd)
+                if lock.is_current():
+                    return lock
             except BlockingIOError:
                 os.close(fd)
                 return None
@@ -61,6 +62,15 @@ class FileLock:
                 os.close(fd)
                 raise
             os.close(fd)
+
+    def is_current(self) -> bool:
+        """Whether the lock's file is still the one under its path. If not, others can't see that it is held."""
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def touch(self) -> None:
         """Sets the lock file's modification time to now: this is where the cache keeps when an adapter was last used."""
@@ -77,15 +87,17 @@ class FileLock:
 
     def release_and_delete(self) -> None:
         """Gives an exclusive lock back and removes its file."""
-        if self._fd >= 0:
+        # A file that somebody else removed may have a successor by now, and that may be held.
+        if self._fd >= 0 and self.is_current():
             self._path.unlink(missing_ok=True)
         self.release()
 
 
-def _is_still(path: Path, fd: int) -> bool:
+def _open(path: Path) -> int:
+    """The lock file's descriptor; its folder is made if somebody removed it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     try:
-        there = os.stat(path)
+        return os.open(path, flags, 0o644)
     except FileNotFoundError:
-        return False
-    mine = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)

@@ -7,6 +7,8 @@ import errno
 import hashlib
 import math
 import os
+import shutil
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -17,11 +19,13 @@ import pytest
 from adapters.cache import AdapterCache
 from adapters.cache import folder as cache_folder
 from adapters.cache.fetch import FileSink, plan_ranges
+from adapters.cache.folder import CacheFolder
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry, choose_victims
 from adapters.errors import AdapterCorrupt, DiskFull, InternalError, StoreThrottled, StoreUnreachable
 from adapters.names import AdapterRef
 from adapters.settings import CacheSettings
+from adapters.store import Store
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, ResolvedAdapter, content_digest
 from tests.fake_store import FakeStore
 
@@ -46,6 +50,22 @@ async def published(store: FakeStore, seed: int, size: int = SIZE) -> ResolvedAd
     await store.put(f"blobs/{adapter.digest}/{CONFIG_FILE}", CONFIG)
     await store.put(f"blobs/{adapter.digest}/{WEIGHTS_FILE}", weights)
     return adapter
+
+
+class BackwardStore(FakeStore):
+    """Answers the range that was asked for last first, once all have been asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answered: list[int] = []
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        if key.endswith(CONFIG_FILE):
+            return await super().get_range(key, start, length)
+        number = start // RANGE
+        await until(lambda: len(self.answered) == 9 - number)
+        self.answered.append(number)
+        return await super().get_range(key, start, length)
 
 
 def weights_key(adapter: ResolvedAdapter) -> str:
@@ -78,7 +98,7 @@ async def make_cache(store: FakeStore, tmp_path: Path) -> AsyncIterator[MakeCach
     """Builds caches on one folder; several of them are as several processes of a node, each with locks of its own."""
     caches: list[AdapterCache] = []
 
-    def make(budget: int = 100 * SIZE, concurrency: int = 4) -> AdapterCache:
+    def make(budget: int = 100 * SIZE, concurrency: int = 4, store: Store = store) -> AdapterCache:
         settings = CacheSettings(dir=tmp_path, budget_bytes=budget, fetch_concurrency=concurrency, range_bytes=RANGE)
         caches.append(AdapterCache(store, settings))
         return caches[-1]
@@ -208,6 +228,22 @@ async def test_different_digests_fetch_in_parallel(store: FakeStore, make_cache:
     await asyncio.gather(*waiters)
 
 
+async def test_ranges_that_come_in_the_wrong_order_make_the_right_file(make_cache: MakeCache) -> None:
+    adapter = await published(store := BackwardStore(), 1, 10 * RANGE)
+    cache = make_cache(store=store, concurrency=20)
+    async with await cache.lease(adapter) as lease:
+        assert (lease.local.path / WEIGHTS_FILE).read_bytes() == adapter_of(1, 10 * RANGE)[1]
+    assert store.answered == sorted(store.answered, reverse=True)
+
+
+async def test_fetch_brings_an_adapter_to_the_disk_and_keeps_no_lease(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    assert await cache.fetch(adapter)
+    assert not await cache.fetch(adapter)
+    assert cache.has(adapter.digest)
+    assert await cache.remove(adapter.digest)
+
+
 def test_ranges_cover_each_file_once_and_in_order() -> None:
     files = (FileDigest("a", 5, ""), FileDigest("empty", 0, ""), FileDigest("b", 4, ""))
     parts = [(part.file.name, part.start, part.length) for part in plan_ranges(files, 2)]
@@ -274,6 +310,259 @@ async def test_a_finished_folder_that_was_damaged_later_is_fetched_again(store: 
     (cache._folder.path(adapter.digest) / CONFIG_FILE).unlink()
     assert await use(cache, adapter)
     assert sorted(os.listdir(cache._folder.path(adapter.digest))) == [CONFIG_FILE, WEIGHTS_FILE]
+
+
+# Found damaged at load
+
+
+async def test_verify_finds_nothing_wrong_with_whole_files_and_asks_the_store_nothing(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    async with await cache.lease(adapter):
+        store.calls.clear()
+        assert not await cache.verify(adapter)
+    assert store.count() == 0
+
+
+async def test_verify_replaces_damaged_files_with_one_fetch_however_many_ask(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    lease = await cache.lease(adapter)
+    damage(lease.local.path)
+    store.calls.clear()
+    assert await asyncio.gather(*(cache.verify(adapter) for _ in range(16))) == [True] * 16
+    assert store.count("get_range", CONFIG_FILE) == 1
+    assert (lease.local.path / WEIGHTS_FILE).read_bytes() == adapter_of(1)[1]
+    assert not await make_cache().remove(adapter.digest)
+    lease.release()
+    assert await cache.remove(adapter.digest)
+
+
+async def test_files_damaged_here_and_in_the_store_are_corrupt_and_leave_the_disk(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    async with await cache.lease(adapter) as lease:
+        damage(lease.local.path)
+        await store.put(weights_key(adapter), b"x" * (SIZE - len(CONFIG)))
+        with pytest.raises(AdapterCorrupt) as caught:
+            await cache.verify(adapter)
+    assert caught.value.reason == "digest_mismatch"
+    assert not cache.has(adapter.digest)
+    await published(store, 1)
+    assert await use(cache, adapter)
+
+
+def damage(folder: Path) -> None:
+    """One bit, the size stays."""
+    path = folder / WEIGHTS_FILE
+    path.chmod(0o644)
+    with path.open("r+b") as file:
+        file.seek(RANGE)
+        byte = file.read(1)[0]
+        file.seek(RANGE)
+        file.write(bytes([byte ^ 1]))
+
+
+# Syncing, and power that fails
+
+
+async def test_a_lease_does_not_wait_for_the_disk_but_close_does(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    disk = SlowDisk(monkeypatch)
+    assert await use(cache, adapter)
+    assert writable(cache, adapter)
+    closing = asyncio.create_task(cache.close())
+    await until(lambda: disk.asked)
+    assert not closing.done()
+    disk.go_on()
+    await closing
+    assert not writable(cache, adapter)
+
+
+async def test_what_was_synced_is_used_after_a_power_loss_and_not_read_again(
+    store: FakeStore, make_cache: MakeCache, boots: Boots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    await use(cache, adapter)
+    await cache.close()
+    boots.next()
+    store.calls.clear()
+    monkeypatch.setattr(hashlib, "file_digest", None)
+    cache = make_cache()
+    assert await cache.sweep() == 0
+    assert not await use(cache, adapter)
+    assert store.count() == 0
+
+
+async def test_what_was_not_synced_before_a_power_loss_is_hashed_before_it_is_used(
+    store: FakeStore, make_cache: MakeCache, boots: Boots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = await published(store, 1), await published(store, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        before = make_cache()
+        await use(before, whole)
+        await use(before, broken)
+        await before.close()
+    damage(before._folder.path(broken.digest))
+    boots.next()
+    cache = make_cache()
+    assert not cache.has(whole.digest) and not cache.has(broken.digest), "neither is trusted unseen"
+    assert cache.used_bytes() == 2 * SIZE
+    store.calls.clear()
+    assert await cache.sweep() == 1
+    assert not await use(cache, whole)
+    assert store.count() == 0
+    assert not writable(cache, whole)
+    assert not cache.has(broken.digest)
+    assert cache.used_bytes() == SIZE
+
+
+async def test_without_a_sweep_what_was_not_synced_before_a_power_loss_is_fetched_again(
+    store: FakeStore, make_cache: MakeCache, boots: Boots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    with monkeypatch.context() as patched:
+        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        await use(cache, adapter)
+        await cache.close()
+    boots.next()
+    assert await use(make_cache(), adapter)
+
+
+async def test_a_process_that_died_before_it_synced_leaves_files_that_are_good_until_the_next_boot(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    with monkeypatch.context() as patched:
+        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        await use(cache, adapter)
+        await cache.close()
+    restarted = make_cache()
+    assert not await use(restarted, adapter)
+    assert writable(restarted, adapter)
+    await restarted.sweep()
+    assert not writable(restarted, adapter)
+
+
+async def test_a_disk_that_fails_to_sync_keeps_nothing_that_it_may_have_lost(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        assert await use(cache, adapter)
+        await until(lambda: not cache.has(adapter.digest))
+    assert await use(cache, adapter)
+
+
+async def test_what_is_being_synced_is_deleted_only_after_that(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = await published(store, 1), await published(store, 2)
+    cache = make_cache(budget=SIZE)
+    disk = SlowDisk(monkeypatch)
+    await use(cache, old)
+    await until(lambda: disk.asked)
+    waiter = asyncio.create_task(use(cache, new))
+    await until(lambda: not cache.has(old.digest))
+    await asyncio.sleep(0.02)
+    assert half_written(tmp_path) == [f"{old.digest}.evicted"], "its bytes are still on the disk, so no others are"
+    disk.go_on()
+    assert await waiter
+
+
+class SlowDisk:
+    """`fsync` waits until `go_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = False
+        self._gate = threading.Event()
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def go_on(self) -> None:
+        self._gate.set()
+
+    def _fsync(self, fd: int) -> None:
+        self.asked = True
+        assert self._gate.wait(5)
+
+
+def writable(cache: AdapterCache, adapter: ResolvedAdapter) -> bool:
+    return any((cache._folder.path(adapter.digest) / name).stat().st_mode & 0o222 for name in (CONFIG_FILE, WEIGHTS_FILE))
+
+
+class Boots:
+    """What the machine says of its boot; `next` is a power loss."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._path = path
+        self._number = 0
+        monkeypatch.setattr(cache_folder, "_BOOT_ID", path)
+        self.next()
+
+    def next(self) -> None:
+        self._number += 1
+        self._path.write_text(f"boot-{self._number}\n")
+
+
+@pytest.fixture
+def boots(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Boots:
+    return Boots(tmp_path_factory.mktemp("proc") / "boot_id", monkeypatch)
+
+
+# The folder removed under the feet
+
+
+async def test_a_removed_cache_is_made_anew_by_the_next_lease(store: FakeStore, make_cache: MakeCache, tmp_path: Path) -> None:
+    adapter, other, cache = await published(store, 1), await published(store, 2), make_cache()
+    lease = await cache.lease(adapter)
+    await use(cache, other)
+    await cache.close()
+    shutil.rmtree(tmp_path)
+    assert (cache.has(adapter.digest), cache.entries(), cache.used_bytes()) == (False, [], 0)
+    cache = make_cache()
+    assert await use(cache, other)
+    shutil.rmtree(tmp_path)
+    assert await cache.remove(adapter.digest)
+    assert await cache.sweep() == 0
+    lease.release()
+
+
+async def test_a_lease_from_before_the_removal_protects_what_was_fetched_after_it(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    first = await cache.lease(adapter)
+    shutil.rmtree(tmp_path)
+    second = await cache.lease(adapter)
+    assert second.fetched
+    neighbour = make_cache()
+    assert not await neighbour.remove(adapter.digest)
+    second.release()
+    assert not await neighbour.remove(adapter.digest)
+    first.release()
+    assert await neighbour.remove(adapter.digest)
+
+
+async def test_a_fetch_survives_the_removal_of_the_folder_that_it_writes_to(
+    store: FakeStore, make_cache: MakeCache, tmp_path: Path
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    store.gate = asyncio.Event()
+    waiter = asyncio.create_task(cache.lease(adapter))
+    await until(lambda: store.running > 0)
+    shutil.rmtree(tmp_path)
+    store.gate.set()
+    async with await waiter as lease:
+        assert (lease.local.path / WEIGHTS_FILE).read_bytes() == adapter_of(1)[1]
 
 
 # Leases and the budget
@@ -448,6 +737,7 @@ async def test_sweep_spares_a_running_fetch_and_clears_idle_lock_files(
     assert half_written(tmp_path) == [running.digest]
     store.gate.set()
     (await waiter).release()
+    await cache.close()
     locks = {path.name for path in (tmp_path / ".locks").iterdir()}
     assert locks == {"budget", kept.digest, running.digest}
 
@@ -457,7 +747,7 @@ async def test_nothing_holds_up_the_event_loop_during_a_fetch(
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     seen: set[tuple[str, bool]] = set()
-    blocking = [(os, "fsync"), (os, "posix_fallocate"), (os, "rename"), (FileSink, "write"), (FileSink, "finish")]
+    blocking = [(os, "fsync"), (os, "posix_fallocate"), (os, "rename"), (FileSink, "write"), (FileSink, "hash")]
     for owner, name in blocking:
         monkeypatch.setattr(owner, name, _watched(getattr(owner, name), name, seen))
     await use(cache, adapter)
@@ -504,6 +794,19 @@ def test_a_lock_file_deleted_by_its_holder_is_never_held_twice(tmp_path: Path) -
         assert FileLock.try_take(path) is None
         done.pop().result().release_and_delete()
         undone.pop().result(timeout=5).release()
+
+
+def test_a_holder_whose_lock_file_was_removed_leaves_its_successor_alone(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "lock"
+    first = FileLock.take_blocking(path)
+    shutil.rmtree(path.parent)
+    assert not first.is_current()
+    second = FileLock.try_take(path)
+    assert second is not None
+    first.release_and_delete()
+    assert second.is_current()
+    assert FileLock.try_take(path) is None
+    second.release()
 
 
 def test_a_forked_copy_of_the_descriptor_does_not_prolong_a_lease(tmp_path: Path) -> None:
