@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 
 TIMEOUT_S = 120
+HELLO = [{"role": "user", "content": "Hello"}]
 STAGE = re.compile(r"([a-z_]+);dur=([0-9.]+)")
 TIMING, TIER, LOAD = "server-timing", "x-loramux-tier", "x-loramux-load"
 
@@ -22,7 +23,8 @@ class Answer:
     """One request as the client saw it. Times in ms; `ttft_ms` is to the first data event.
 
     `model` is the name that answered, `tier`, `load` and `stages_ms` what the server said of itself ("" and empty where it says
-    nothing), `began_s` the client's clock when the request was sent, `error` the body's begin if it was refused.
+    nothing), `began_s` the client's clock when the request was sent, `events_s` at each data event, `error` how the body begins
+    if it was refused.
     """
 
     status: int
@@ -35,10 +37,17 @@ class Answer:
     stages_ms: dict[str, float] = field(default_factory=dict)
     began_s: float = 0.0
     error: str = ""
+    events_s: tuple[float, ...] = ()
 
     @property
     def good(self) -> bool:
-        return self.status == 200 and bool(self.text)
+        """Whole, and not empty."""
+        return self.whole and bool(self.text)
+
+    @property
+    def whole(self) -> bool:
+        """A base with weights of no meaning may answer with nothing that can be read."""
+        return self.status == 200 and not self.error and bool(self.events_s)
 
 
 def client(connections: int = 100) -> httpx2.AsyncClient:
@@ -46,7 +55,7 @@ def client(connections: int = 100) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(timeout=TIMEOUT_S, limits=httpx2.Limits(max_connections=connections), trust_env=False)
 
 
-async def ask(http: httpx2.AsyncClient, url: str, model: str, **fields: Any) -> Answer:
+async def ask(http: httpx2.AsyncClient, url: str, model: str, events_s: list[float] | None = None, **fields: Any) -> Answer:
     """One streamed chat request; `fields` go over those of the body. A failure is an answer too: status 0 if there was none."""
     body = {
         "model": model,
@@ -55,7 +64,7 @@ async def ask(http: httpx2.AsyncClient, url: str, model: str, **fields: Any) -> 
         "temperature": 0,
         "stream": True,
     }
-    heard, began_s = _Heard(), time.perf_counter()
+    heard, began_s = _Heard([] if events_s is None else events_s), time.perf_counter()
     try:
         async with http.stream("POST", f"{url}/v1/chat/completions", json=body | fields) as response:
             heard.headers(response.headers)
@@ -70,8 +79,8 @@ async def ask(http: httpx2.AsyncClient, url: str, model: str, **fields: Any) -> 
 class _Heard:
     """What came of one answer so far."""
 
-    def __init__(self) -> None:
-        self.first_s = 0.0
+    def __init__(self, events_s: list[float]) -> None:
+        self.events_s = events_s
         self.error = ""
         self._text: list[str] = []
         self._model = ""
@@ -89,9 +98,11 @@ class _Heard:
             if "error" in event:
                 self.error = line[:300]
                 return
-            self.first_s = self.first_s or time.perf_counter()
+            self.events_s.append(time.perf_counter())
             self._model = event.get("model", self._model)
-            self._text += [choice["delta"].get("content") or "" for choice in event.get("choices", [])]
+            self._text += [
+                (choice.get("delta", {}).get("content") or choice.get("text") or "") for choice in event.get("choices", [])
+            ]
         elif line.startswith("{"):
             self.error = line[:300]
 
@@ -99,7 +110,7 @@ class _Heard:
         return Answer(
             status=status,
             text="" if self.error else "".join(self._text).strip(),
-            ttft_ms=((self.first_s or ended_s) - began_s) * 1e3,
+            ttft_ms=((self.events_s or [ended_s])[0] - began_s) * 1e3,
             total_ms=(ended_s - began_s) * 1e3,
             model=self._model,
             tier=self._said.get(TIER, ""),
@@ -107,6 +118,7 @@ class _Heard:
             stages_ms={stage: float(ms) for stage, ms in STAGE.findall(self._said.get(TIMING, ""))},
             began_s=began_s,
             error=self.error,
+            events_s=tuple(self.events_s),
         )
 
 

@@ -1,0 +1,129 @@
+"""A thousand loads and evictions: does memory come to rest, and does the engine hold what we think: `python -m loadtests.rounds`.
+
+Sixteen adapters and four slots, asked for in turn, so that nearly every request loads one and evicts another. The memory of
+engine, replica and gateway (what belongs to each process alone) is sampled every 25 loads.
+
+A plateau is a second half in which each of them grows, per load, by less than a tenth of what one adapter's weights take in the
+engine: somebody who forgot to free adapters would grow by all of it. The slope is the median over all pairs of samples, so that
+one collection of garbage decides nothing. At the end the engine's own list of adapters must equal our table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from loadtests.client import Answer, ask, client
+from loadtests.figures import Figure, new_results, percentile, write
+from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
+from loadtests.memory import Sample, growth, processes_below, sample
+from loadtests.peers import errors_of, leaders, model_of
+from loadtests.product import base_view, configure, replicas_of, up, wait_for_models
+from loadtests.servers import s3_server
+
+ADAPTERS = 4 * SLOTS
+EVERY = 25
+FREED_SHARE = 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=new_results("rounds"))
+    parser.add_argument("--work", type=Path, default=WORK, help="where base and adapters are kept")
+    parser.add_argument("--rounds", type=int, default=1000, help="loads, each of which evicts one")
+    options = parser.parse_args()
+    material = make_material(options.work, ADAPTERS)
+    with s3_server() as (endpoint, _), tempfile.TemporaryDirectory(prefix="loramux-bench-") as folder:
+        setting = configure(material, endpoint, Path(folder), engine=FEW_SLOTS)
+        with up(setting) as pid:
+            setting.publish_all(material, material.folders)
+            wait_for_models(setting.url, len(material.folders) + 1)
+            done, samples, took_s = asyncio.run(rounds(setting.url, pid, list(material.folders), options.rounds))
+            table = audited(setting.url)
+    figures = figures_of(material, done, samples, table, took_s)
+    about = {"adapters": ADAPTERS, "slots": SLOTS, "rounds": options.rounds, "engine": FEW_SLOTS}
+    taken = [{"loads": one.loads, "bytes": one.bytes_of} for one in samples]
+    write(options.out, about, figures, samples=taken, audit=table, errors=errors_of([answer for _, answer in done]))
+
+
+async def rounds(url: str, pid: int, names: list[str], number: int) -> tuple[list[tuple[str, Answer]], list[Sample], float]:
+    """Asks for one adapter after another until `number` loads were made, or too many requests came to nothing."""
+    done: list[tuple[str, Answer]] = []
+    processes, loads, began = processes_below(pid), 0, time.monotonic()
+    samples = [sample(processes, 0)]
+    async with client() as http:
+        for model in itertools.islice(itertools.cycle(map(model_of, names)), 3 * number):
+            done.append((model, await ask(http, url, model, max_tokens=4)))
+            loads += leaders([done[-1][1]])
+            if loads - samples[-1].loads >= EVERY:
+                samples.append(sample(processes, loads))
+            if loads >= number:
+                break
+    return done, samples, time.monotonic() - began
+
+
+def audited(url: str) -> dict[str, list[int]]:
+    """The integer ids of our table and those that the engine itself lists, of each replica."""
+    with httpx2.Client(trust_env=False, timeout=60) as http:
+        view = http.get(f"{url}/registry/v1/residency", params={"audit": "true"}).raise_for_status().json()
+    rows = replicas_of(view) or [base_view(view)]
+    return {
+        "table": sorted(number for row in rows for number in row["int_ids"]),
+        "engine": sorted(number for row in rows for number in row["engine_ids"]),
+    }
+
+
+def figures_of(
+    material: Material, done: list[tuple[str, Answer]], samples: list[Sample], table: dict[str, Any], took_s: float
+) -> list[Figure]:
+    answers = [answer for _, answer in done]
+    adapter_bytes = max(size_in_engine(folder) for folder in material.folders.values())
+    loads = leaders(answers)
+    figures = [
+        Figure("loads, each with an eviction but the first", loads, "", samples[-1].loads, ">="),
+        Figure("loads a second", loads / took_s, "1/s"),
+        Figure("requests that loaded nothing", len(done) - loads, f"of {len(done)}"),
+        Figure("failures", sum(not answer.good for answer in answers), f"of {len(done)}", 0),
+        Figure("wrong answers (their first four tokens)", begun_wrong(material, done), f"of {len(done)}", 0),
+        Figure("TTFT of a load, p50", percentile((a.ttft_ms for a in answers if a.load == "leader"), 0.5), "ms"),
+        Figure("adapters in the engine, not in our table or the other way", differing(table), "", 0),
+    ]
+    for part in samples[0].bytes_of:
+        grown = growth(samples, part)
+        figures += [
+            Figure(f"{part}: memory, third quarter of the run", grown.first_bytes / 1e6, "MB"),
+            Figure(f"{part}: memory, last quarter", grown.last_bytes / 1e6, "MB"),
+            Figure(
+                f"{part}: growth per load in the second half", grown.bytes_per_load / 1e3, "kB", FREED_SHARE * adapter_bytes / 1e3
+            ),
+        ]
+    return figures
+
+
+def size_in_engine(folder: Path) -> int:
+    """The engine keeps float32 here, whatever the file has: the number of its weights times four."""
+    file = (folder / "adapter_model.safetensors").read_bytes()
+    header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
+    shapes = [row["shape"] for name, row in header.items() if name != "__metadata__"]
+    return 4 * sum(rows * columns for rows, columns in shapes)
+
+
+def begun_wrong(material: Material, done: list[tuple[str, Answer]]) -> int:
+    """Short answers are the beginning of the adapter's sentence."""
+    return sum(answer.good and not material.sentences[model.partition(":")[2]].startswith(answer.text) for model, answer in done)
+
+
+def differing(table: dict[str, list[int]]) -> int:
+    return len(set(table["table"]) ^ set(table["engine"]))
+
+
+if __name__ == "__main__":
+    main()
