@@ -13,7 +13,7 @@ from adapters.names import AdapterRef
 from adapters.popularity import Popularity
 from serve_app.line import Line
 
-HALF_LIFE_USES = 32  # for each place; README.md of this package says how it was chosen
+HALF_LIFE_USES = 8  # for each place; README.md of this package says how it was chosen
 
 
 @dataclass(eq=False, slots=True)

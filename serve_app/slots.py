@@ -59,7 +59,7 @@ class AdapterEngine(Protocol):
 @dataclass(eq=False, slots=True)
 class _Pending:
     """A load under way. `waiters` become the slot's users at the moment it is ready, so nothing can slip between. `urgent`: a
-    request asked for it."""
+    request asked for it, or a promotion."""
 
     adapter: ResolvedAdapter
     tier: Tier
@@ -158,13 +158,20 @@ class EngineSlots:
             slot, pending.tier, "leader" if leads else "follower", dict(pending.timings_ms), _once(lambda: self._release(slot))
         )
 
-    async def warm(self, adapter: ResolvedAdapter) -> None:
-        """Brings the adapter into the engine without a user; loads that requests wait for go first. It counts as one use, or
-        the next load would take its place again. Raises what `use` raises. Cancelling the call does not stop the load."""
-        if self._places.get(adapter.ref) is None:
-            pending = self._pending_for(adapter)
-            assert pending.task is not None
-            await asyncio.shield(pending.task)
+    async def warm(self, adapter: ResolvedAdapter, *, urgent: bool = False) -> None:
+        """Brings the adapter into the engine without a user. It counts as one use, or the next load would take its place again.
+
+        Loads that requests wait for go first, unless it is `urgent`: then it queues, and closes slots, as they do. Raises what
+        `use` raises. Cancelling the call does not stop the load.
+        """
+        if self._places.get(adapter.ref) is not None:
+            return
+        self.popularity.use(adapter.ref)
+        pending = self._pending_for(adapter)
+        if urgent:
+            self._hurry(pending)
+        assert pending.task is not None
+        await asyncio.shield(pending.task)
 
     def hold(self, ref: AdapterRef) -> None:
         """From now on the ref's slot, there already or still to come, is neither evicted nor closed to new users.
@@ -274,8 +281,6 @@ class EngineSlots:
         except BaseException:
             lease.release()
             raise
-        if not pending.urgent:
-            self.popularity.use(slot.ref)
         slot.users += pending.waiters
         if slot.users == 0:
             self._places.wake()
