@@ -60,7 +60,7 @@ def moved(head: Head, alias: str, version: int, row: HistoryRow, by: By) -> Head
     waiting = head.pending.get(alias)
     if waiting is not None and waiting.version == version:
         head, row = replace(head, pending=_without(head.pending, alias)), replace(row, move_id=waiting.id)
-    head = ended(head, alias, f"version {version} was wanted meanwhile", row)
+    head = ended(head, alias, f"superseded by version {version}", row)
     if is_there:
         return head
     row = replace(row, alias=alias, from_version=head.aliases.get(alias), to_version=version)

@@ -268,14 +268,14 @@ class _Copy:
 
 
 def _comes_from(newer: Head, older: Head) -> bool:
-    """Whether `newer` is `older`, or was made from it by later writes; a head without moves has nothing to lose."""
+    """Whether `newer` is `older`, or was made from it by later writes; one without moves and directives has nothing to lose."""
     if older.revision == 0 or older.change_id in newer.recent_changes:
         return True
     if newer.revision <= older.revision:
         return False
-    if not older.history:
-        return True
     was_long_ago = newer.revision - older.revision >= len(newer.recent_changes)
+    if not older.history:
+        return was_long_ago or not (older.directives or older.pending)
     return was_long_ago and older.history[-1] in newer.history
 
 

@@ -77,6 +77,20 @@ def outcome(head: Head, move_id: str) -> HistoryRow | None:
     return next((row for row in reversed(head.history) if row.move_id == move_id), None)
 
 
+def check_moved(head: Head, move: PendingMove) -> None:
+    """Raises VersionConflict with reason `promote_failed` if the move ended without moving the alias."""
+    row = outcome(head, move.id)
+    if row is not None and row.kind == aliases.PROMOTE_FAILED:
+        named = head.aliases.get(move.alias)
+        stays = f"stays at version {named}" if named is not None else "names nothing yet"
+        raise VersionConflict(
+            f"`{move.alias}` of `{head.name}` {stays}; {row.message}",
+            reason="promote_failed",
+            value=move.version,
+            hint="mend what the reason says, or move it without waiting: `now`, --now",
+        )
+
+
 # On a head
 
 
@@ -114,7 +128,7 @@ def begun(head: Head, move: PendingMove, by: By) -> Head | None:
     waiting = head.pending.get(move.alias)
     if waiting is not None and waiting.version == move.version and move.at <= waiting.deadline:
         return None
-    reason = "the time ran out" if waiting and waiting.version == move.version else f"version {move.version} was wanted meanwhile"
+    reason = "the time ran out" if waiting and waiting.version == move.version else f"superseded by version {move.version}"
     head = aliases.ended(head, move.alias, reason, row)
     return replace(head, pending={**head.pending, move.alias: move})
 

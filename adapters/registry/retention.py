@@ -8,13 +8,12 @@ from typing import Any
 
 from adapters.errors import InvalidRequest
 from adapters.names import AdapterRef
-from adapters.registry import aliases
-from adapters.registry.moments import unix_s
+from adapters.registry import aliases, directives
+from adapters.registry.moments import at_unix, unix_s
 from adapters.registry.uploads import GRACE_S, is_notice
 from adapters.store import Listed
 from adapters.types import Head, Manifest
 
-HELD_KEYS = ("pins", "prewarm", "pending")  # what holds versions in a head beside aliases
 LEFTOVER_NOTICE_S = 3600.0
 
 
@@ -24,7 +23,7 @@ class RetentionPolicy:
 
     `keep_last` counts the newest versions of each adapter that are not retired; `keep_younger_s` is the age in seconds since a
     version was published or retired; `keep_tagged` are tag keys. Whatever the policy, these stay: what an alias, its weights or
-    a rollback would go to, what `pins`, `prewarm` or `pending` of the head name, the newest version, and what is in use.
+    a rollback would go to, what directives pin or prewarm, what a pending move wants, the newest version, and what is in use.
 
     `grace_s` is how long files outlive the mark of their version, and how old files without a version must be. Less than
     `GRACE_S` is safe only while nobody publishes.
@@ -55,8 +54,8 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A version that stays, and why: `alias:production`, `rollback:production`, `newest`, `in_use`, `pinned`, `keep_last`,
-    `younger`, `tagged:<key>`, `no_policy`."""
+    """A version that stays, and why: `alias:production`, `rollback:production`, `newest`, `in_use`, `pinned`, `prewarm`,
+    `pending:production`, `newer_release`, `keep_last`, `younger`, `tagged:<key>`, `no_policy`."""
 
     ref: AdapterRef
     why: tuple[str, ...]
@@ -155,7 +154,11 @@ def why_kept(
         keep(_rollback_target(head, alias), f"rollback:{alias}")
     live = [version for version in sorted(manifests) if version not in head.retired]
     keep([max(manifests, default=0), *live[-1:]], "newest")
-    keep(_held(head), "pinned")
+    keep(directives.versions_held(head, now_s, pin=True), "pinned")
+    keep(directives.versions_held(head, now_s, pin=False), "prewarm")
+    for alias, move in sorted(head.pending.items()):
+        keep([move.version] if at_unix(now_s) <= move.deadline else (), f"pending:{alias}")
+    keep(_numbers(head.extra), "newer_release")
     keep((ref.version for ref in in_use if (ref.base, ref.name) == (head.base, head.name)), "in_use")
     for key in policy.keep_tagged:
         keep((version for version in manifests if key in head.tags.get(version, {})), f"tagged:{key}")
@@ -181,12 +184,8 @@ def _rollback_target(head: Head, alias: str) -> list[int]:
         return []
 
 
-def _held(head: Head) -> set[int]:
-    """Every number that the head's directives mention: too many kept is a small harm, one too few is not."""
-    return {version for key in HELD_KEYS for version in _numbers(head.extra.get(key))}
-
-
 def _numbers(value: Any) -> Iterator[int]:
+    """Every number in what a newer release wrote: too many kept is a small harm, one too few is not."""
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, str):

@@ -20,7 +20,7 @@ from adapters.registry.copying import copy
 from adapters.registry.retention import RetentionPolicy
 from adapters.settings import StoreSettings
 from adapters.store import Store, open_store
-from adapters.types import WEIGHTS_FILE, BaseContract, By, ModuleShape
+from adapters.types import WEIGHTS_FILE, BaseContract, By, Directive, ModuleShape
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.seaweed import Seaweed
@@ -33,7 +33,7 @@ LARGE = b"0123456789abcdef" * 200_000  # several chunks
 
 
 async def filled(store: Store) -> Registry:
-    """Two adapters with three versions, one of them large, moves, tags and a base."""
+    """Two adapters with three versions, one of them large, moves, tags, directives, a move that waits, and a base."""
     registry = Registry(store)
     await registry.put_base(CONTRACT)
     for name in NAMES:
@@ -42,6 +42,8 @@ async def filled(store: Store) -> Registry:
         await registry.promote(BASE, name, "production", 1, By("ann"))
         await registry.set_weights(BASE, name, "canary", {2: 1, 3: 2})
         await registry.tag(AdapterRef(BASE, name, 2), {"run": "r1"})
+        await registry.direct(BASE, name, Directive("canary", "engine", True, replicas=2), By("ann"))
+        await registry.begin_move(BASE, name, "production", 2, By("ann"), min_ready=1, timeout_s=3600)
     return registry
 
 
@@ -204,6 +206,16 @@ class TestDifferences:
         with pytest.raises(errors.VersionConflict):
             await copy(source, target)
         assert (await Registry(target).head(BASE, NAMES[0])).aliases["production"] == 3
+
+    async def test_directives_that_went_another_way_are_refused_though_nothing_moved(self, source: FakeStore) -> None:
+        target = FakeStore()
+        for store, tier in ((source, "engine"), (target, "disk")):
+            await Registry(store).publish(BASE, NAMES[0], prepared("a"))
+            await Registry(store).direct(BASE, NAMES[0], Directive("1", tier, True))
+        await Registry(source).direct(BASE, NAMES[0], Directive("1", "disk", False))
+        with pytest.raises(errors.VersionConflict):
+            await copy(source, target)
+        assert [known.tier for known in (await Registry(target).head(BASE, NAMES[0])).directives] == ["disk"]
 
     async def test_a_backup_that_is_far_behind_is_brought_up(self, source: FakeStore) -> None:
         registry, target = await filled(source), FakeStore()

@@ -16,7 +16,7 @@ from adapters.registry import Registry, aliases, collection, layout, uploads
 from adapters.registry.collection import plan_for, run
 from adapters.registry.retention import AdapterState, RetentionPolicy, Survey, plan
 from adapters.store import Listed
-from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By, Head, HistoryRow
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By, Directive, Head, HistoryRow, PendingMove
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.turns import Turns, TurnStore
@@ -30,6 +30,10 @@ NOW = RetentionPolicy(keep_last=1, grace_s=0)
 
 def ref(version: int) -> AdapterRef:
     return AdapterRef(BASE, NAME, version)
+
+
+def pending(version: int, deadline: str) -> PendingMove:
+    return PendingMove("m", "canary", version, None, deadline, "2026-01-01T00:00:00Z")
 
 
 async def with_versions(registry: Registry, *contents: str) -> None:
@@ -102,18 +106,40 @@ class TestPlan:
         assert (why[3], why[2], why[5]) == (("alias:production",), ("rollback:production",), ("alias:canary",))
 
     @pytest.mark.parametrize(
-        "extra",
+        ("changes", "why"),
         [
-            {"pins": [{"ref": f"{BASE}:{NAME}@1", "tier": "engine"}]},
-            {"prewarm": {"1": {"replicas": 9}}},
-            {"pending": {"id": "x", "version": 1, "min_ready": 1}},
+            ({"directives": (Directive("1", "engine", True),)}, "pinned"),
+            ({"directives": (Directive("1", "disk", False, start="2126-01-01T00:00:00Z"),)}, "prewarm"),
+            ({"pending": {"canary": pending(1, "2126-01-01T00:00:00Z")}}, "pending:canary"),
+            ({"extra": {"spread": [{"ref": f"{BASE}:{NAME}@1", "zones": {"1": 9}}]}}, "newer_release"),
         ],
     )
-    async def test_what_the_head_directs_stays(self, registry: Registry, extra: dict) -> None:
+    async def test_what_the_head_directs_stays(self, registry: Registry, changes: dict, why: str) -> None:
         await with_versions(registry, *"abc")
-        decided = plan(await state_of(registry, extra=extra), LAST, now_s=time.time())
+        decided = plan(await state_of(registry, **changes), LAST, now_s=time.time())
         assert decided.collect == (ref(2),)
-        assert decided.kept[0].why == ("pinned",)
+        assert decided.kept[0].why == (why,)
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"directives": (Directive("1", "engine", True, until="2026-01-01T00:00:00Z"),)},
+            {"directives": (Directive("canary", "engine", True, replicas=1),)},
+            {"pending": {"canary": pending(1, "2026-01-01T00:00:00Z")}},
+        ],
+        ids=["expired", "an alias that is gone", "overdue"],
+    )
+    async def test_what_it_directs_no_more_goes(self, registry: Registry, changes: dict) -> None:
+        await with_versions(registry, *"abc")
+        decided = plan(await state_of(registry, **changes), LAST, now_s=time.time())
+        assert decided.collect == (ref(1), ref(2))
+
+    async def test_a_pinned_alias_is_a_reason_for_each_version_that_shares_it(self, registry: Registry) -> None:
+        await with_versions(registry, *"abc")
+        await registry.set_weights(BASE, NAME, "canary", {1: 1, 2: 1})
+        await registry.direct(BASE, NAME, Directive("canary", "disk", True))
+        decided = await plan_for(registry, LAST)
+        assert {kept.ref.version for kept in decided.kept if "pinned" in kept.why} == {1, 2}
 
     async def test_what_is_in_use_or_tagged_stays(self, registry: Registry) -> None:
         await with_versions(registry, *"abcd")
@@ -166,6 +192,16 @@ class TestPlan:
 
 
 class TestRun:
+    async def test_what_was_pinned_or_began_to_move_after_the_plan_is_spared(self, registry: Registry, store: FakeStore) -> None:
+        await with_versions(registry, *"abc")
+        decided = await plan_for(registry, NOW)
+        await registry.direct(BASE, NAME, Directive("1", "disk", True))
+        await registry.begin_move(BASE, NAME, "canary", 2, min_ready=None, timeout_s=60)
+        report = await run(registry, decided)
+        assert {str(ref(1)): "pinned", str(ref(2)): "pending:canary"}.items() <= dict(report.spared).items()
+        assert report.collected == report.deleted == ()
+        assert all(whole(store, content) for content in "abc")
+
     async def test_a_collected_version_answers_no_more_and_its_number_stays_used(
         self, registry: Registry, store: FakeStore
     ) -> None:
