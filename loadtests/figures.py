@@ -25,8 +25,12 @@ class Figure:
     bound: Literal["<=", ">="] = "<="
 
     @property
+    def shown(self) -> str:
+        return f"{self.value:.2f}".removesuffix(".00") + f" {self.unit}".rstrip()
+
+    @property
     def aim(self) -> str:
-        return "-" if self.limit is None else f"{self.bound} {self.limit:g} {self.unit}"
+        return "-" if self.limit is None else f"{self.bound} {self.limit:g} {self.unit}".rstrip()
 
     @property
     def verdict(self) -> str:
@@ -62,7 +66,7 @@ def write(out: Path, about: dict[str, Any], figures: Sequence[Figure], **more: A
     save(out, about, figures=rows, **more)
     print("| what | value | aim | |\n| --- | --- | --- | --- |")
     for figure in figures:
-        print(f"| {figure.name} | {figure.value:.2f} {figure.unit} | {figure.aim} | {figure.verdict} |")
+        print(f"| {figure.name} | {figure.shown} | {figure.aim} | {figure.verdict} |")
     print(f"\nwritten: {out / 'summary.json'}")
 
 

@@ -30,4 +30,4 @@ def test_a_summary_holds_the_figures_their_aims_and_what_else_was_measured(tmp_p
     assert summary["about"]["slots"] == 4
     assert summary["figures"] == [{"name": "loads", "value": 2, "unit": "", "aim": 1, "bound": "<=", "verdict": "missed"}]
     assert summary["cases"] == [{"server": "loramux"}]
-    assert "| loads | 2.00  | <= 1  | missed |" in capsys.readouterr().out
+    assert "| loads | 2 | <= 1 | missed |" in capsys.readouterr().out
