@@ -56,14 +56,17 @@ def configure(
     prefix: str = "registry",
     engine: dict[str, Any] = ENGINE,
     replicas: int = 1,
+    sweep_interval_s: float | None = None,
 ) -> Setting:
     """Writes `folder/loramux.yaml` for a registry under `prefix` of the bucket at `endpoint`."""
-    registry = {
+    registry: dict[str, Any] = {
         "url": f"s3://{BUCKET}/{prefix}",
         "endpoint": endpoint,
         "access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
         "secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
     }
+    if sweep_interval_s is not None:
+        registry["sweep_interval_s"] = sweep_interval_s
     base = {"id": BASE, "source": str(material.base), "accelerator": "cpu", "engine": engine, "env": VLLM_ENVIRONMENT}
     gateway = {"port": free_port(), "num_cpus": 0.5}
     bases = [base | {"replicas": replicas}]

@@ -35,6 +35,7 @@ from loadtests.servers import BUCKET, s3_server
 
 VERSIONS = 3
 SETTLE_S = 15
+SWEEP_INTERVAL_S = 3600  # only the start sweeps: its calls and memory are told apart from those of requests
 METRICS_AGE_S = 12  # the node's numbers are up to 10 s old
 PREFIX = "registry"
 SEED = "seed"
@@ -59,7 +60,7 @@ async def run(material: Material, options: argparse.Namespace) -> list[Figure]:
     with s3_server() as (endpoint, client), tempfile.TemporaryDirectory(prefix="loramux-scale-") as folder:
         small = await of_one_adapter(material, endpoint, Path(folder), options.requests)
         print(f"-- start with a registry of one adapter: {small.started_s:.1f} s", flush=True)
-        setting = configure(material, endpoint, Path(folder), prefix=PREFIX)
+        setting = configure(material, endpoint, Path(folder), prefix=PREFIX, sweep_interval_s=SWEEP_INTERVAL_S)
         figures = fill(client, material, setting, options.adapters)
         with started(setting) as started_s:
             figures.append(Figure("start of the product with it", started_s, "s"))
@@ -77,7 +78,7 @@ class Small:
 
 
 async def of_one_adapter(material: Material, endpoint: str, folder: Path, requests: int) -> Small:
-    setting = configure(material, endpoint, folder, prefix="small")
+    setting = configure(material, endpoint, folder, prefix="small", sweep_interval_s=SWEEP_INTERVAL_S)
     publish_seed(material, setting)
     with started(setting) as started_s:
         async with httpx.AsyncClient(base_url=setting.url, timeout=120) as http:
