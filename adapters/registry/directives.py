@@ -200,13 +200,13 @@ def check_pins(
     needed = max((_places(pins, moment_s, replicas) for moment_s in _moments(pins, now_s)), default=0)
     if needed > limit:
         raise InvalidRequest(
-            f"{needed} places would be pinned in the engines of `{base}`; {replicas} replicas of {slots} slots have {limit}, "
-            "since one slot of each stays free",
+            f"pins would take {needed} places in the engines of `{base}`; {limit} can be pinned (replicas: {replicas}, slots of "
+            f"each: {slots}, one of which stays free)",
             reason="too_many_pins",
             limit=limit,
             value=needed,
             param="replicas",
-            hint="take a pin away, pin on fewer replicas, or raise `slots`",
+            hint="take a pin away, pin on fewer replicas, or raise `max_cpu_loras` of this base",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from adapters.store import Store, open_store
 from adapters.types import By, Directive, Head, PendingMove
 from tests.prepared import prepared
 from tests.seaweed import Seaweed
+from tests.unit.adapters.test_registry_crash import Crash, DyingStore
 
 BASE, NAME = "Qwen/Qwen3-0.6B", "team/maze"
 
@@ -207,6 +209,44 @@ class TestMoves:
         assert len(head.pending) == 1 and [row.kind for row in head.history] == ["promote", "promote_failed"]
         told = {head.pending["production"].version, int(head.history[-1].message.split(":")[0].removeprefix("version "))}
         assert told == {2, 3}
+
+
+class TestDeathBetweenHeadAndIndex:
+    """The head says it, the index does not yet: a sweep or the same call again brings it to the views."""
+
+    @pytest.mark.parametrize("step", ["pin", "begin", "finish"])
+    async def test_a_sweep_tells_the_views(self, registry: Registry, step: str) -> None:
+        view = RegistryView(registry, 1.0)
+        await self.die(registry, step)
+        await view.refresh()
+        assert view.entry(BASE, NAME).revision < (await registry.head(BASE, NAME)).revision
+        assert (await registry.sweep()).repaired == (f"{BASE}:{NAME}",)
+        await view.refresh()
+        head, row = await registry.head(BASE, NAME), view.entry(BASE, NAME)
+        assert (row.directives, row.pending, row.aliases) == (head.directives, head.pending, head.aliases)
+
+    @pytest.mark.parametrize("step", ["pin", "begin"])
+    async def test_the_same_call_again_tells_them_too(self, registry: Registry, step: str) -> None:
+        await self.die(registry, step)
+        head = await registry.head(BASE, NAME)
+        await self.steps(registry)[step]()
+        assert await registry.head(BASE, NAME) == head
+        await check_row(registry)
+
+    async def die(self, registry: Registry, step: str) -> None:
+        if step == "finish":
+            await begun(registry)
+        dying = Registry(DyingStore(registry.store, 2, after=False, error=Crash()))
+        with pytest.raises(Crash):
+            await self.steps(dying)[step]()
+
+    def steps(self, registry: Registry) -> dict[str, Callable[[], Awaitable[object]]]:
+        async def finish() -> Head:
+            move = (await registry.head(BASE, NAME)).pending["production"]
+            return await registry.finish_move(BASE, NAME, "production", move.id)
+
+        pin = Directive("2", "engine", True)
+        return {"pin": lambda: registry.direct(BASE, NAME, pin), "begin": lambda: begun(registry), "finish": finish}
 
 
 class TestLostAnswers:

@@ -173,7 +173,9 @@ def refused(new: Directive, *entries: AdapterEntry, **size: int) -> tuple[int, i
     with pytest.raises(errors.InvalidRequest) as caught:
         check(new, *entries, **size)
     assert caught.value.reason == "too_many_pins"
-    assert f"{caught.value.value} places" in caught.value.message and f"have {caught.value.limit}" in caught.value.message
+    assert (
+        f"{caught.value.value} places" in caught.value.message and f"{caught.value.limit} can be pinned" in caught.value.message
+    )
     return caught.value.limit, caught.value.value
 
 

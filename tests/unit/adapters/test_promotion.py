@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapters import errors
 from adapters.registry import aliases, promotion
@@ -139,6 +142,14 @@ class TestEnd:
             failed(done, "production", "m1", "no room", ROW)
         assert caught.value.reason == "move_done"
 
+    def test_who_waits_is_told_why_the_alias_stayed(self) -> None:
+        promotion.check_moved(finished(HEAD, "production", "m1", ROW), MOVE)
+        promotion.check_moved(HEAD, MOVE)
+        lost = failed(HEAD, "production", "m1", "no room", ROW)
+        with pytest.raises(errors.VersionConflict, match="stays at version 1; version 2: no room") as caught:
+            promotion.check_moved(lost, MOVE)
+        assert caught.value.reason == "promote_failed"
+
     def test_a_move_that_nobody_remembers_is_a_conflict(self) -> None:
         with pytest.raises(errors.VersionConflict) as caught:
             finished(HEAD, "production", "m9", ROW)
@@ -220,3 +231,58 @@ class TestWhatHoldsAVersion:
         with pytest.raises(errors.VersionRetired):
             finished(gone, "production", "m1", ROW)
         assert failed(gone, "production", "m1", "retired", ROW).pending == {}
+
+
+VERSIONS, ALIASES = (1, 2, 3), ("production", "canary")
+_versions, _aliases = st.sampled_from(VERSIONS), st.sampled_from(ALIASES)
+_step = st.one_of(
+    st.tuples(st.sampled_from(["begin", "promote", "weights"]), _aliases, _versions),
+    st.tuples(st.sampled_from(["finish", "fail", "rollback", "unset", "protect", "unprotect"]), _aliases, st.just(0)),
+    st.tuples(st.sampled_from(["retire", "restore", "collect"]), st.just(""), _versions),
+)
+
+
+class TestAnySequence:
+    """Whatever people and gateways do, in whatever order: a move ends once, and nothing is served that is gone."""
+
+    @given(st.lists(_step, max_size=30))
+    def test_holds_what_must(self, steps: list[tuple[str, str, int]]) -> None:
+        head, began = Head("b", "n"), set[PendingMove]()
+        for number, (verb, alias, version) in enumerate(steps):
+            with contextlib.suppress(errors.LoraMuxError):
+                head = _done(head, verb, alias, version, move_id=f"m{number}") or head
+            began |= set(head.pending.values())
+            self.check(head, began)
+
+    def check(self, head: Head, began: set[PendingMove]) -> None:
+        served = {*head.aliases.values(), *(version for shares in head.weights.values() for version in shares)}
+        assert not head.retired & (served | {move.version for move in head.pending.values()})
+        assert all(head.pending[alias].alias == alias for alias in head.pending)
+        for move in began:
+            ends = [row for row in head.history if row.move_id == move.id]
+            assert len(ends) + (head.pending.get(move.alias) == move) == 1
+            assert all(row.kind != "promote_failed" or row.from_version == row.to_version for row in ends)
+        for alias in ALIASES:
+            told = aliases.live_at(head, alias, DEADLINE)
+            assert (told.to_version if told else None) == head.aliases.get(alias)
+
+
+def _done(head: Head, verb: str, alias: str, version: int, move_id: str) -> Head | None:
+    """One step as the registry makes it. Raises what that raises."""
+    row = replace(ROW, kind=verb)
+    waiting = head.pending.get(alias)
+    change = {
+        "begin": lambda: begun(head, PendingMove(move_id, alias, version, None, DEADLINE, AT), ANYBODY),
+        "promote": lambda: aliases.moved(head, alias, version, row, ANYBODY),
+        "weights": lambda: aliases.shared(head, alias, {version: 1, 3: 1}, row, ANYBODY),
+        "finish": lambda: finished(head, alias, waiting.id, row) if waiting else None,
+        "fail": lambda: failed(head, alias, waiting.id, "no room", row) if waiting else None,
+        "rollback": lambda: aliases.moved(head, alias, aliases.rollback_target(head, alias), row, ANYBODY),
+        "unset": lambda: aliases.unset(head, alias, row, ANYBODY),
+        "protect": lambda: aliases.protected(head, alias, True, row),
+        "unprotect": lambda: aliases.protected(head, alias, False, row),
+        "retire": lambda: aliases.retired(head, version, row),
+        "restore": lambda: aliases.restored(head, version, row),
+        "collect": lambda: aliases.collected(head, version, row),
+    }
+    return change[verb]()
