@@ -69,7 +69,7 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
 
 async def _weights_fault(source: Store, row: Listed) -> str | None:
     """What the header says about the file's size, without its data."""
-    start = await source.get_range(row.key, 0, min(FIRST_READ_BYTES, row.size_bytes))
+    start = bytes(await source.get_range(row.key, 0, min(FIRST_READ_BYTES, row.size_bytes)))
     if start.startswith(_LFS_POINTER):
         return "not_downloaded"
     length = int.from_bytes(start[:8], "little")

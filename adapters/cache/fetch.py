@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 READS_OF_A_FILE = 2
 READS_OF_A_RANGE = 2
 
+Data = bytes | memoryview
+
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
@@ -78,14 +80,14 @@ class FileSink:
         # The file exists at full size: reserving room made it.
         self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
-    def write(self, start: int, data: bytes) -> None:
+    def write(self, start: int, data: Data) -> None:
         """Puts `data` where it belongs. Raises OSError."""
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, start)
             view, start = view[written:], start + written
 
-    def hash(self, data: bytes) -> None:
+    def hash(self, data: Data) -> None:
         """Takes the next `data` of the file into the digest."""
         self._hash.update(data)
 
@@ -153,7 +155,7 @@ class _Fetch:
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _read_range(self, part: ByteRange) -> bytes:
+    async def _read_range(self, part: ByteRange) -> Data:
         """The range's bytes; one that comes too short is read once more. Raises AdapterCorrupt."""
         for _ in range(READS_OF_A_RANGE):
             data = await self._get_range(part)
@@ -167,7 +169,7 @@ class _Fetch:
             value=part.start + len(data),
         )
 
-    async def _get_range(self, part: ByteRange) -> bytes:
+    async def _get_range(self, part: ByteRange) -> Data:
         name = part.file.name
         try:
             return await self._store.get_range(f"blobs/{self._digest}/{name}", part.start, part.length)

@@ -42,8 +42,9 @@ class Store(Protocol):
         """The object. Raises StoreMissing."""
         ...
 
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from `start` (fewer only at the end of the object). Raises StoreMissing."""
+    async def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
+        """`length` bytes from `start` (fewer only at the end of the object), a view of them where that saves a copy of many.
+        Raises StoreMissing."""
         ...
 
     async def stat(self, key: str) -> Listed:

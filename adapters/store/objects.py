@@ -112,7 +112,7 @@ class ObjectStore:
         check_key(key)
         return await self._caller.run("get", lambda: self._get(key), if_passing)
 
-    async def get_range(self, key: str, start: int, length: int) -> bytes:
+    async def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
         check_key(key)
         if length <= 0:
             return b""
@@ -155,10 +155,11 @@ class ObjectStore:
             data = (await result.bytes_async()).to_bytes()
             return Object(data, result.meta["e_tag"] or "")
 
-    async def _get_range(self, key: str, start: int, length: int) -> bytes:
+    async def _get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
         with our_errors():
             try:
-                return (await obstore.get_range_async(self._store, key, start=start, length=length)).to_bytes()
+                # No copy: it would be made on the event loop, and takes a tenth of a second for a large adapter.
+                return memoryview(await obstore.get_range_async(self._store, key, start=start, length=length))
             except BaseError as error:
                 if any(sign in str(error) for sign in _RANGE_PAST_END):
                     return b""

@@ -113,7 +113,7 @@ async def _content(store: Store, version: VersionEntry, file: FileDigest) -> Asy
         if len(chunk) != length or (start + length == file.size_bytes and digest.hexdigest() != file.sha256):
             raise AdapterCorrupt(f"`{file.name}` is not what was published", reason="digest_differs")
         for slice_start in range(0, length, SLICE_BYTES):  # in one piece it would hold up the loop while it is sent
-            yield chunk[slice_start : slice_start + SLICE_BYTES]
+            yield bytes(chunk[slice_start : slice_start + SLICE_BYTES])
 
 
 async def _streamed(chunks: AsyncIterator[bytes], kind: str, headers: dict[str, str], name: str) -> Response:
