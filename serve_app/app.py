@@ -12,6 +12,7 @@ from ray.serve.llm import LLMConfig, build_llm_deployment
 from serve_app.engine_vllm import WORKER_EXTENSION
 from serve_app.ingress import Gateway
 from serve_app.replica import Replica
+from serve_app.router import router_config
 from serve_app.settings import (
     AutoscalingSettings,
     BaseModelSettings,
@@ -51,7 +52,14 @@ def application(settings: Settings) -> Application:
 
 
 def _replica_deployment(settings: Settings, base: BaseModelSettings) -> Application:
-    replica = ReplicaSettings(base=base.id, registry=settings.registry, cache=settings.cache, slot_wait_s=base.slot_wait_s)
+    replica = ReplicaSettings(
+        base=base.id,
+        registry=settings.registry,
+        cache=settings.cache,
+        slot_wait_s=base.slot_wait_s,
+        prewarm_on_publish=base.prewarm_on_publish,
+        warm_start_s=base.warm_start_s,
+    )
     return build_llm_deployment(llm_config(base), bind_kwargs={"settings": replica})
 
 
@@ -76,9 +84,10 @@ def _deployment(base: BaseModelSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "max_ongoing_requests": base.max_ongoing_requests,
         "max_queued_requests": base.max_queued_requests,
+        "request_router_config": router_config(base.full_at, base.routing_stats_period_s),
         "health_check_period_s": 5,
         "health_check_timeout_s": 10,
     }
     if isinstance(base.replicas, AutoscalingSettings):
         return options | {"autoscaling_config": base.replicas.model_dump()}
-    return options | {"autoscaling_config": {"min_replicas": base.replicas, "max_replicas": base.replicas}}
+    return options | {"num_replicas": base.replicas}  # an autoscaled replica is not told how many there are

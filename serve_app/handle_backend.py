@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,8 +12,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from adapters.errors import EngineUnavailable, InternalError, LoraMuxError, Overloaded
-from gateway.backend import BaseInfo, Reply, ReplyHead, ResolvedRequest
+from adapters.names import AdapterRef
+from gateway.backend import BaseInfo, LowerTier, Reply, ReplyHead, ResolvedRequest
+from serve_app import residency
 from serve_app.node_metrics import node_metrics
+
+RESIDENCY_TIMEOUT_S = 2.0
+EVICT_TIMEOUT_S = 30.0
+TRIES = 2  # a request may itself be what kills replicas: it gets no third
 
 
 class HandleBackend:
@@ -36,21 +43,37 @@ class HandleBackend:
         return True
 
     async def residency(self, audit: bool = False) -> dict[str, Any]:
-        """One replica's view a base, as `Replica.residency` gives it."""
-        return {base: await handle.remote(audit) for base, handle in self._health.items()}
+        """What all live replicas hold, by base (gateway/README.md, Residency); one that doesn't answer in time is there, empty.
+        Raises EngineUnavailable where one failed at it."""
+        views = await asyncio.gather(*(self._reports(base, audit) for base in self._health))
+        return dict(zip(self._health, (residency.summed(reports) for reports in views), strict=True))
+
+    async def evict(self, base: str, ref: AdapterRef, tier: LowerTier) -> list[dict[str, Any]]:
+        """Lets every replica give the version up, down to `tier`: a row for each that answered."""
+        return [row for row in await self._ask_all(base, EVICT_TIMEOUT_S, "evict", str(ref), tier) if row is not None]
+
+    async def _reports(self, base: str, audit: bool) -> list[dict[str, Any]]:
+        answers = await self._ask_all(base, RESIDENCY_TIMEOUT_S, "residency", audit)
+        return [residency.UNKNOWN if answer is None else answer for answer in answers]
+
+    async def _ask_all(self, base: str, timeout_s: float, method: str, *args: Any) -> list[Any]:
+        """Each live replica's answer, None for one that is late or died. Raises EngineUnavailable where one failed."""
+        try:
+            # Serve's own `results_async` gives all answers or none, and one replica that hangs would hide the others.
+            calls = await self._health[base].broadcast(method, *args)._fetch_replica_results_async()
+        except DeploymentUnavailableError:
+            return []
+        return await asyncio.gather(*(_answer_of(call, timeout_s) for call in calls))
 
     async def metrics(self) -> bytes:
         return await node_metrics()
 
     async def dispatch(self, request: ResolvedRequest) -> Reply:
         """A replica that died before it answered anything costs one more try: nothing was said yet, so nothing is said twice."""
-        try:
-            return await self._dispatch(request)
-        except RayActorError:
-            try:
+        for _ in range(TRIES):
+            with contextlib.suppress(RayActorError):
                 return await self._dispatch(request)
-            except RayActorError:
-                raise EngineUnavailable(f"the replica of `{request.base}` died", retry_after_s=5) from None
+        raise EngineUnavailable(f"the replica of `{request.base}` died", retry_after_s=5)
 
     async def _dispatch(self, request: ResolvedRequest) -> Reply:
         stream = self._handles[request.base].remote(request)
@@ -96,6 +119,16 @@ class HandleReply:
     async def aclose(self) -> None:
         if not self._ended:
             self._stream.cancel()
+
+
+async def _answer_of(call: Any, timeout_s: float) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call.get_async()
+    except (TimeoutError, RayActorError):
+        return None
+    except RayError as error:
+        raise EngineUnavailable("a replica failed to say what it holds") from error
 
 
 def _translated(error: Exception) -> LoraMuxError:

@@ -63,10 +63,14 @@ def ranks_of(ref: str, ranks: Iterable[int]) -> list[int]:
 
 
 def assigned(directive: Directive, ref: str, rank: int, world_size: int) -> bool:
-    """Whether the replica of this rank is one of the directive's, of `world_size` replicas: the ref's first owners are."""
+    """Whether the replica of this rank is one of the directive's, of `world_size` replicas: the ref's first owners are.
+
+    Where there are more replicas than that, as far as this one knows, at least as many as the directive asks for find that they
+    are meant.
+    """
     if directive.replicas is None:
         return True
-    ranks = range(max(world_size, rank + 1))  # while replicas come and go, a rank may lie beyond their number
+    ranks = range(max(world_size, rank + 1))
     return rank in ranks_of(ref, ranks)[: directive.replicas]
 
 
@@ -144,6 +148,10 @@ class Placement:
     def flights(self) -> Mapping[str, Flight]:
         """This router's requests that have not ended, by id."""
         return self._flights
+
+    def sent_to(self, replica: str) -> int:
+        """How many of this router's requests run there."""
+        return sum(flight.sent and flight.replica == replica for flight in self._flights.values())
 
     # -- the choice --------------------------------------------------------------------------------------------------
 

@@ -47,12 +47,27 @@ class BaseModelSettings(Section):
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments.")
     replicas: int | AutoscalingSettings = Field(default=1, description="Replicas, or their autoscaling.")
     max_ongoing_requests: int = Field(default=256, ge=1, description="Requests at once in one replica.")
+    room: int | None = Field(
+        default=None, ge=1, description="Requests at once from which a replica counts as full; none takes `engine.max_num_seqs`."
+    )
+    routing_stats_period_s: float = Field(default=0.5, gt=0, description="How often replicas are asked what they hold.")
     max_queued_requests: int = Field(default=1024, ge=-1, description="Requests that wait in one gateway; more are a 503.")
     slot_wait_s: float = Field(default=60, gt=0, description="Longest wait for a place among the engine's adapters.")
+    prewarm_on_publish: Literal["disk", "none"] = Field(
+        default="disk", description="Where new versions are brought when they are published."
+    )
+    warm_start_s: float = Field(
+        default=10, ge=0, description="Longest that a replica loads pinned and busy adapters before it takes requests."
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment of the replica and its engine.")
     allowed_media_domains: tuple[str, ...] = Field(
         default=(), description="Hosts that images may be fetched from; none means data URIs only."
     )
+
+    @property
+    def full_at(self) -> int:
+        """`room` where it is set, else the engine's own number of sequences at once; more than a replica takes it can't be."""
+        return min(self.room or self.engine.get("max_num_seqs") or self.max_ongoing_requests, self.max_ongoing_requests)
 
     @field_validator("id")
     @classmethod
@@ -102,6 +117,8 @@ class ReplicaSettings(Section):
     registry: RegistrySettings
     cache: CacheSettings
     slot_wait_s: float
+    prewarm_on_publish: Literal["disk", "none"]
+    warm_start_s: float
 
 
 def load_settings(path: Path | None = None) -> Settings:

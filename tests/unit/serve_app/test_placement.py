@@ -138,6 +138,12 @@ def test_a_directive_for_some_replicas_is_meant_for_the_first_owners(ref: str, c
     assert meant == set(ranks_of(ref, range(count))[:wanted])
 
 
+@given(refs, ranks, st.data())
+def test_replicas_that_think_they_are_fewer_are_meant_too_often_rather_than_too_seldom(ref: str, count: int, data):
+    wanted = data.draw(st.integers(1, count))
+    assert sum(assigned(directive(wanted), ref, rank, 1) for rank in range(count)) >= wanted
+
+
 def test_a_directive_without_a_number_is_meant_for_all():
     assert all(assigned(directive(None), REF, rank, 3) for rank in range(3))
 
