@@ -100,9 +100,9 @@ class Follower:
                 accounts[ref] = self._account(wish)
         return accounts
 
-    def is_held(self, ref: AdapterRef) -> bool:
-        """Whether a wish keeps the adapter where it is."""
-        return ref in self._leases or ref in self._slots.held()
+    def is_held(self, ref: AdapterRef, tier: WarmTier) -> bool:
+        """Whether a wish keeps the adapter from leaving `tier`; what is held in the engine is held on the disk too."""
+        return ref in self._slots.held() or (tier == "disk" and ref in self._leases)
 
     def is_idle(self) -> bool:
         """Whether nothing is under way: each wish is fulfilled or waits for its next try."""
@@ -192,7 +192,7 @@ class Follower:
             if lane == "fetch":
                 await self._fetch(wish)
             else:
-                await self._mender.load(wish.adapter, lambda: self._slots.warm(wish.adapter))
+                await self._mender.load(wish.adapter, lambda: self._slots.warm(wish.adapter, urgent=lane == "promote"))
         except LoraMuxError as error:
             self._failed(wish, error)
         except Exception:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import OrderedDict
@@ -37,11 +38,13 @@ log = logging.getLogger(__name__)
 Outcome = dict[str, Any]
 EvictTier = Literal["disk", "remote"]
 
-SAVE_EVERY_S = 30.0
+SAVE_EVERY_S = 10.0
 GAUGES_EVERY_S = 5.0
 MAX_KNOWN = 4_096  # adapters whose files are known without asking the view
 MAX_ASKED = 256
-CLOCKS_APART_S = 300.0  # a publication that looks older than this was not made just now
+MAX_DISK_ROWS = 256  # each costs a look at the disk
+LOOK_FIRST_S = 1.0  # what the registry says goes before what was busy, but a store in trouble holds nothing up
+JUST_NOW_S = 300.0  # since a publication; clocks may be apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,14 @@ class Resident:
         self._mender = Mender(cache)
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()  # the registry was looked at, and all that was wished for then was tried
-        self._looked = False
+        self._looked = asyncio.Event()
         # A gateway sees the move up to one poll later than this replica, and so does the request that it sends.
         self._follower = Follower(slots, cache, self._mender, linger_s=2 * options.poll_interval_s + 1, on_change=self._wake.set)
         self._meant: dict[str, AdapterEntry] = {}  # by name: adapters with directives or pending moves
         self._asked: dict[AdapterRef, Wish] = {}
         self._known: OrderedDict[AdapterRef, ResolvedAdapter] = OrderedDict()
-        self._seen: dict[str, int] = {}  # by name: the newest version that the view has shown
         self._disk_evictions = 0
+        self._is_saved = True
         self._running: list[asyncio.Task[None]] = []
 
     # The life of a replica
@@ -95,28 +98,40 @@ class Resident:
         """Brings back what the registry wants and the busiest adapters of the last run, for `budget_s` at most; what is left
         goes on in the background. Never raises for store trouble: the disk serves on without the store."""
         await self._cache.sweep()
+        self._running = [asyncio.create_task(self._watch()), asyncio.create_task(self._tend())]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(budget_s, LOOK_FIRST_S)):
+                await self._looked.wait()
+        await self._recall()
+        self._running.append(asyncio.create_task(self._follow()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(budget_s):
+                await self._settled.wait()
+
+    async def _recall(self) -> None:
+        """Asks for what was busy in the last run."""
         for used in await asyncio.to_thread(usage.read, self._usage_file()):
             self._remember(used.adapter)
             self._slots.popularity.restore({used.adapter.ref: used.value})
         for ref in self._slots.popularity.busiest(self._slots.capacity):
             if adapter := self._known.get(ref):
                 self._ask(of_use(adapter))
-        self._running = [asyncio.create_task(work) for work in (self._watch(), self._follow(), self._tend())]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), budget_s)
 
     async def close(self) -> None:
-        """Stops following, gives leases back and keeps the usage for the next run."""
+        """Stops following, gives leases back, keeps the usage for the next run and closes the cache."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._follower.close()
         await self._save()
+        await self._cache.close()
 
     def set_rank(self, rank: int, world_size: int) -> None:
         """This replica's place among those of its base; what it should hold follows from that."""
-        self._seat = Seat(rank, world_size, self._slots.capacity)
-        self._wake.set()
+        seat = Seat(rank, world_size, self._slots.capacity)
+        if seat != self._seat:
+            self._seat = seat
+            self._wake.set()
 
     # Requests
 
@@ -124,6 +139,7 @@ class Resident:
         """A hold on the adapter's slot, loading it first if need be. Raises what `EngineSlots.use` raises, and AdapterCorrupt
         where the engine refused files that are damaged on the disk and in the store."""
         self._remember(adapter)
+        self._is_saved = False
         return await self._mender.load(adapter, lambda: self._slots.use(adapter, wait=wait))
 
     def prewarm(self, adapter: ResolvedAdapter, tier: WarmTier) -> None:
@@ -136,7 +152,7 @@ class Resident:
         """Takes the adapter out of the engine, with `remote` off the disk as well. `tier` is where it is then, `reason` why it is
         still further up than asked: `in_use` or `pinned`; None otherwise."""
         self._asked.pop(ref, None)
-        if self._follower.is_held(ref):
+        if self._follower.is_held(ref, "engine" if tier == "disk" else "disk"):
             return {"tier": self._tier(ref), "reason": "pinned"}
         in_engine = ref in self._slots.resident() or ref in self._slots.loading()
         if in_engine and not await self._slots.evict(ref):
@@ -159,11 +175,11 @@ class Resident:
 
     def report(self) -> dict[str, Any]:
         """This replica's part of the residency view: rank, slots, generation, engine ids, and a row for each adapter that is in
-        the engine, under way, wished for, or on the disk and known to this process."""
+        the engine, under way, wished for, or on the disk and used here lately."""
         accounts = self._follower.accounts()
         resident, loading = self._slots.resident(), self._slots.loading()
         rows = {str(ref): self._row(ref, accounts.get(ref)) for ref in {*resident, *loading, *accounts}}
-        for ref, adapter in self._known.items():
+        for ref, adapter in itertools.islice(reversed(self._known.items()), MAX_DISK_ROWS):
             if str(ref) not in rows and self._cache.has(adapter.digest):
                 rows[str(ref)] = self._row(ref, None)
         return {
@@ -180,7 +196,7 @@ class Resident:
         return {
             "tier": self._tier(ref),
             "users": self._slots.resident().get(ref, 0),
-            "pinned": self._follower.is_held(ref),
+            "pinned": self._follower.is_held(ref, "disk"),
             "state": "loading" if is_loading else account.state if account else "ready",
             "reason": account.reason if account else None,
             "move_id": account.wish.move_id if account else None,
@@ -211,18 +227,16 @@ class Resident:
             self._meant[entry.name] = entry
         else:
             self._meant.pop(entry.name, None)
-        self._notice_publication(entry)
+        if self._options.prewarm_on_publish:
+            self._notice_publication(entry)
         self._wake.set()
 
     def _notice_publication(self, entry: AdapterEntry) -> None:
-        newest = entry.latest or 0
-        before, self._seen[entry.name] = self._seen.get(entry.name, 0), newest
-        if not (self._options.prewarm_on_publish and newest > before):
+        """Asks for a version that was published just now. One that is there already costs a look at the disk."""
+        newest = entry.versions.get(entry.latest or 0)
+        if newest is None or abs(self._now_s() - unix_s(newest.created_at)) > JUST_NOW_S:
             return
-        version = entry.versions[newest]
-        if abs(self._now_s() - unix_s(version.created_at)) > CLOCKS_APART_S:
-            return  # the first look at a registry shows all that was ever published
-        adapter = self._adapter(AdapterRef(entry.base, entry.name, newest))
+        adapter = self._adapter(AdapterRef(entry.base, entry.name, newest.version))
         wish = adapter and of_publication(entry, adapter, self._seat, self._slots.resident())
         if wish:
             self._ask(wish)
@@ -238,9 +252,15 @@ class Resident:
     async def _watch(self) -> None:
         with contextlib.suppress(LoraMuxError):  # in the view's last_error
             await self._view.refresh()
-        self._looked = True
+        self._looked.set()
         self._wake.set()
         await self._view.run()
+
+    def _is_served(self, ref: AdapterRef) -> bool:
+        """Whether requests for it are answered, as far as is known: what was busy in the last run may be retired by now."""
+        entry = self._view.entry(ref.base, ref.name)
+        version = entry.versions.get(ref.version) if entry else None
+        return not self._view.loaded or (version is not None and not version.retired)
 
     async def _follow(self) -> None:
         while True:
@@ -249,15 +269,17 @@ class Resident:
                 self._step()
             except Exception:
                 log.exception("following the registry's directives failed")
-            if self._looked and self._follower.is_idle():
+            if self._looked.is_set() and self._follower.is_idle():
                 self._settled.set()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._options.poll_interval_s)
+                async with asyncio.timeout(self._options.poll_interval_s):  # `wait_for` may swallow a cancellation
+                    await self._wake.wait()
 
     def _step(self) -> None:
         now_s, resident = self._now_s(), self._slots.resident()
         wishes = [wish for entry in self._meant.values() for wish in wishes_of(entry, self._seat, resident, now_s)]
-        self._follower.follow(choose([*wishes, *self._asked.values()], self._seat.slots))
+        asked = [wish for wish in self._asked.values() if self._is_served(wish.ref)]
+        self._follower.follow(choose([*wishes, *asked], self._seat.slots))
         for account in self._follower.accounts().values():
             if account.state == "ready" and self._asked.get(account.wish.ref) == account.wish:
                 del self._asked[account.wish.ref]
@@ -298,6 +320,9 @@ class Resident:
         return usage.usage_file(self._options.cache_dir, self._options.base, self._seat.rank)
 
     async def _save(self) -> None:
+        if self._is_saved:
+            return
+        self._is_saved = True
         values = self._slots.popularity.snapshot()
         rows = [usage.Used(adapter, values[ref]) for ref, adapter in self._known.items() if values.get(ref, 0) > 0]
         try:

@@ -56,6 +56,8 @@ CPU = {
     "accelerator": "cpu",
     "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
 }
+# What is published stays cold until it is asked for, so that tests have something cold.
+COLD = {"prewarm_on_publish": "none"}
 
 
 def free_port() -> int:
@@ -97,7 +99,7 @@ class Stack:
             **({"drop": drop} if "demo" in bases else {}),
             "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
             "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
-            "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU} for name, path in bases.items()],
+            "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU, **COLD} for name, path in bases.items()],
         }
 
     def start(self) -> None:

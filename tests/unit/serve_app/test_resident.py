@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -209,11 +210,21 @@ class TestPrewarms:
 
     async def test_a_version_that_is_published_comes_to_the_disk(self, node: Node) -> None:
         await node.resident.close()
-        await node.publish("old")
         await node.replica(publish=True).start(5)
         await node.publish("new")
-        await until(lambda: node.row("base:new@1").get("tier") == "disk")
+        new = await node.adapter("base:new")
+        await until(node.files(new).exists)
+        await until(node.resident._follower.is_idle)
         assert node.engine.loads == []
+
+    async def test_what_was_published_long_ago_stays_where_it_is(self, node: Node) -> None:
+        await node.resident.close()
+        await node.publish("old")
+        resident = node.replica(publish=True)
+        resident._now_s = lambda: time.time() + 3600
+        await resident.start(5)
+        await asyncio.sleep(5 * POLL_S)
+        assert not node.files(await node.adapter("base:old")).exists()
 
 
 class TestPromotions:
@@ -339,6 +350,18 @@ class TestRestarts:
         await node.replica().start(5)
         assert node.engine.refs() == {"base:a@1", "base:c@1", "base:e@1", "base:f@1"}
         assert sum(count for (method, _), count in node.store.calls.items() if method == "get_range") == reads
+
+    async def test_one_that_was_retired_meanwhile_does_not_come_back(self, node: Node) -> None:
+        await node.publish("maze", versions=2, promote=2)
+        await node.resident.start(0)
+        await node.request("base:maze@1")
+        await node.request("base:maze@2")
+        await node.registry.retire(AdapterRef("base", "maze", 1), BY)
+        await node.resident.close()
+        await node.replica().start(5)
+        await until(lambda: node.row("base:maze@2").get("tier") == "engine")
+        await asyncio.sleep(5 * POLL_S)
+        assert node.row("base:maze@1")["tier"] == "disk"
 
     async def test_they_come_back_also_while_the_store_is_gone(self, node: Node) -> None:
         await node.publish("maze")
