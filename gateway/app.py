@@ -25,6 +25,7 @@ from gateway.backend import Backend
 from gateway.catalogue import Catalogue
 from gateway.documents import documented
 from gateway.errors import error_body, error_headers, row_of
+from gateway.promoter import Promoter
 from gateway.settings import GatewaySettings
 from gateway.telling import Telling
 from gateway.uploads import Uploads
@@ -55,6 +56,7 @@ class Parts:
     catalogue: Catalogue
     models: model_routes.ModelLists
     telling: Telling
+    promoter: Promoter
     uploads: Uploads
     sources: StoreSettings | None = None
 
@@ -85,6 +87,7 @@ def build_app(
     outside = outside or Outside()
     view = RegistryView(registry, poll_interval_s, meter=meter)
     catalogue = Catalogue(view)
+    telling = Telling(outside.webhook, registry, meter)
     parts = Parts(
         settings=settings,
         registry=registry,
@@ -92,7 +95,8 @@ def build_app(
         backend=backend,
         catalogue=catalogue,
         models=model_routes.ModelLists(catalogue, backend),
-        telling=Telling(outside.webhook, registry, meter),
+        telling=telling,
+        promoter=Promoter(registry, view, backend, telling),
         uploads=Uploads(settings),
         sources=outside.sources,
     )
@@ -127,7 +131,8 @@ def _lifespan(parts: Parts, sweep_interval_s: float, on_loaded: Callable[[], Non
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI):
         await asyncio.to_thread(parts.uploads.sweep)
-        work = (parts.view.run(), keep_index(parts.registry, sweep_interval_s), _warm(parts, on_loaded))
+        keeping = keep_index(parts.registry, sweep_interval_s)
+        work = (parts.view.run(), keeping, parts.promoter.run(), _warm(parts, on_loaded))
         tasks = [asyncio.create_task(task) for task in work]
         try:
             yield

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from adapters.names import AdapterRef
 from adapters.types import ResolvedAdapter
 
 Tier = Literal["engine", "disk", "remote", "base"]
 Load = Literal["leader", "follower", "none"]
+LowerTier = Literal["disk", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,16 @@ class Backend(Protocol):
         ...
 
     async def residency(self, audit: bool = False) -> dict[str, Any]:
-        """By base: answers under way, refs in the engine with their users, engine ids; `audit` asks the engine too."""
+        """By base: answers under way, refs in the engine with their users, and under `replicas` what each live one says of itself
+        (gateway/README.md, Residency); `audit` asks the engines too. Raises EngineUnavailable if that can't be found out: no
+        replica at all is an empty list."""
+        ...
+
+    async def evict(self, base: str, ref: AdapterRef, tier: LowerTier) -> list[dict[str, Any]]:
+        """Lets every replica of the base give a version up, down to `tier`; one that is in use or pinned stays.
+
+        A row for each live replica: `{"replica": id, "tier": where it is now, "reason": null | "in_use" | "pinned"}`.
+        """
         ...
 
     async def metrics(self) -> bytes:

@@ -207,7 +207,7 @@ def _late_headers(headers: dict[str, str]) -> bytes:
 
 
 async def _as_event(reply: Reply) -> bytes:
-    """An answer that is no stream, an error of the engine say, as the one event of a stream that has begun; events are one line."""
+    """An answer that is no stream, an error of the engine say, as the one event of a stream that has begun, on one line."""
     body = b"".join([chunk async for chunk in reply.chunks])
     return b"data: " + b" ".join(body.split(b"\n")) + b"\n\n"
 

@@ -29,7 +29,9 @@ class GatewaySettings(Section):
     max_upload_bytes: int = Field(default=8 * 2**30, ge=1024, description="Largest upload of an adapter; more is a 413.")
     max_uploads: int = Field(default=4, ge=1, description="Uploads at once in one gateway process; more are a 503.")
     upload_idle_s: float = Field(default=60, gt=0, description="Longest wait for the next 64 KiB of an upload.")
-    ready_timeout_s: float = Field(default=300, gt=0, description="Longest wait for a replica when `wait_ready` is asked for.")
+    ready_timeout_s: float = Field(
+        default=300, gt=0, description="Longest wait for replicas: of `wait_ready` and, by default, of a promotion."
+    )
     allowed_sources: tuple[str, ...] = Field(
         default=(),
         description="Addresses (`s3://bucket/prefix`) below which adapters may be published from; none allows no source.",

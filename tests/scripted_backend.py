@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
-from gateway.backend import BaseInfo, ReplyHead, ResolvedRequest
+from adapters.errors import EngineUnavailable
+from adapters.names import AdapterRef
+from gateway.backend import BaseInfo, LowerTier, ReplyHead, ResolvedRequest
 
 SSE = "text/event-stream; charset=utf-8"
 
@@ -42,6 +45,8 @@ class ScriptedBackend:
         self.closed = 0
         self.ready = True
         self.metrics_text = b""
+        self.resident: dict[str, dict[str, Any]] = {}
+        self.evictions: list[tuple[str, str]] = []
         self._bases = bases
 
     def bases(self) -> dict[str, BaseInfo]:
@@ -50,8 +55,16 @@ class ScriptedBackend:
     async def is_ready(self) -> bool:
         return self.ready
 
-    async def residency(self, audit: bool = False) -> dict[str, object]:
-        return {}
+    async def residency(self, audit: bool = False) -> dict[str, Any]:
+        if isinstance(self.error, EngineUnavailable):
+            raise self.error
+        return self.resident
+
+    async def evict(self, base: str, ref: AdapterRef, tier: LowerTier) -> list[dict[str, Any]]:
+        self.evictions.append((str(ref), tier))
+        return [
+            {"replica": row["replica"], "tier": tier, "reason": None} for row in self.resident.get(base, {}).get("replicas", ())
+        ]
 
     async def metrics(self) -> bytes:
         if self.error:

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter
 
-from gateway.registry_routes import changing, publishing, pulling, reading
+from gateway.registry_routes import changing, placing, publishing, pulling, reading
 
 router = APIRouter(prefix="/registry/v1")
-for room in (reading, changing, pulling, publishing):
+for room in (reading, changing, placing, pulling, publishing):
     router.include_router(room.router)
 router.include_router(publishing.upload_router)

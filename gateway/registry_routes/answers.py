@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from adapters.registry.aliases import UNMOVED
 from adapters.types import AdapterEntry, AppliedRule, Head, HistoryRow, Manifest, VersionEntry
 
 
@@ -145,6 +146,54 @@ class ManifestAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectiveRow:
+    """Where a version should be: `pin` keeps it there, without it it is only brought there."""
+
+    target: str
+    tier: str
+    pin: bool
+    replicas: int | None
+    start: str | None
+    until: str | None
+    every_s: int | None
+    at: str
+    who: str | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRow:
+    """A move that waits until its version is warm; `taken` says whether a gateway looks after it already."""
+
+    id: str
+    version: int
+    min_ready: int | None
+    deadline: str
+    at: str
+    who: str | None
+    message: str | None
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EvictedRow:
+    """One replica: where the version is now, and why it is still there: `in_use`, `pinned`."""
+
+    replica: str
+    tier: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What the live replicas did."""
+
+    ref: str
+    tier: str
+    replicas: list[EvictedRow]
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterAnswer:
     """An adapter by the truth in the store. `manifests` holds the newest versions, newest first; `versions` holds all."""
 
@@ -158,6 +207,8 @@ class AdapterAnswer:
     versions: list[VersionRow]
     manifests: list[ManifestAnswer]
     history: list[HistoryAnswerRow]
+    directives: list[DirectiveRow]
+    pending: dict[str, PendingRow]
     generation: int
 
 
@@ -174,6 +225,8 @@ class Changed:
     retired: list[int]
     collected: list[int]
     tags: dict[int, dict[str, str]]
+    directives: list[DirectiveRow]
+    pending: dict[str, PendingRow]
     generation: int
     seen: bool
 
@@ -277,6 +330,19 @@ def history_row(row: HistoryRow) -> HistoryAnswerRow:
     return HistoryAnswerRow(row.alias, row.kind, row.from_version, row.to_version, row.at, row.who, row.message, row.weights)
 
 
+def directive_rows(head: Head) -> list[DirectiveRow]:
+    return [DirectiveRow(**asdict(directive)) for directive in head.directives]
+
+
+def pending_rows(head: Head) -> dict[str, PendingRow]:
+    return {
+        alias: PendingRow(
+            move.id, move.version, move.min_ready, move.deadline, move.at, move.who, move.message, move.taken_by is not None
+        )
+        for alias, move in sorted(head.pending.items())
+    }
+
+
 def rule_rows(rules: tuple[AppliedRule, ...]) -> list[RuleRow]:
     return [RuleRow(rule.name, rule.count, rule.lossy) for rule in rules]
 
@@ -312,7 +378,7 @@ def manifest_answer(manifest: Manifest, head: Head) -> ManifestAnswer:
 
 
 def alias_rows(head: Head) -> dict[str, AliasRow]:
-    moves = {row.alias: row.at for row in head.history if row.alias is not None and row.kind not in ("protect", "unprotect")}
+    moves = {row.alias: row.at for row in head.history if row.alias is not None and row.kind not in UNMOVED}
     return {
         alias: AliasRow(version, moves.get(alias), alias in head.protected, head.weights.get(alias))
         for alias, version in sorted(head.aliases.items())
@@ -330,6 +396,8 @@ def changed(head: Head, generation: int, seen: bool) -> Changed:
         retired=sorted(head.retired),
         collected=sorted(head.collected),
         tags=head.tags,
+        directives=directive_rows(head),
+        pending=pending_rows(head),
         generation=generation,
         seen=seen,
     )

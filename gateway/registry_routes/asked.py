@@ -11,7 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import PRODUCTION, check_adapter_name, check_alias, check_base_id
 from adapters.registry.aliases import MAX_MESSAGE_CHARS
-from adapters.types import By
+from adapters.registry.directives import MAX_REPLICAS, MIN_EVERY_S
+from adapters.registry.promotion import MAX_MIN_READY, MAX_TIMEOUT_S
+from adapters.types import By, Directive, WarmTier
 from gateway.documents import ALIAS_PATTERN
 
 MAX_REVISION = 2**53
@@ -71,9 +73,17 @@ class AliasChange(Change):
 
 
 class Promotion(AliasChange):
-    """Lets the alias name this version alone."""
+    """Lets the alias name this version alone, as soon as replicas hold it in their engines."""
 
     version: Version
+    now: Flag = Field(default=False, description="Move it at once, warm or not.")
+    min_ready: Annotated[int, Field(strict=True, ge=1, le=MAX_MIN_READY), BeforeValidator(_whole)] | None = Field(
+        default=None, description="Replicas that must hold it first; as many as hold the version before without it."
+    )
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
+        default=None, description="The move fails after so long; `gateway.ready_timeout_s` without it."
+    )
+    wait: Flag = Field(default=True, description="Answer when the move has ended; else at once, with a 202.")
 
 
 class Weights(AliasChange):
@@ -109,6 +119,34 @@ class Tags(VersionChange):
     tags: dict[
         Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], Annotated[str, Field(max_length=256)] | None
     ] = Field(min_length=1, max_length=64, json_schema_extra={"additionalProperties": False})
+
+
+Target = Annotated[
+    str,
+    Field(
+        description="The version: its number or an alias, as text. What is said of an alias follows it.",
+        json_schema_extra={"pattern": f"^({_VERSION}|{ALIAS_PATTERN})$"},
+    ),
+]
+Moment = Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})]
+
+
+class Direction(Change):
+    """Where a version should be before anybody asks for it, on how many replicas, and when."""
+
+    target: Target
+    tier: WarmTier = "engine"
+    replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_REPLICAS), BeforeValidator(_whole)] | None = Field(
+        default=None, description="On so many replicas; on all without it."
+    )
+    start: Moment | None = Field(default=None, description="From then on; at once without it.")
+    until: Moment | None = Field(default=None, description="Only until then.")
+    every_s: Annotated[int, Field(strict=True, ge=MIN_EVERY_S), BeforeValidator(_whole)] | None = Field(
+        default=None, description="The window from `start` to `until` comes back so many seconds later, again and again."
+    )
+
+    def directive(self, pin: bool) -> Directive:
+        return Directive(self.target, self.tier, pin, self.replicas, self.start, self.until, self.every_s)
 
 
 class SourcePublication(Change):
@@ -163,6 +201,27 @@ class Filters(Asked):
 _KEY = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 Metric = Annotated[str, Field(pattern=rf"^{_KEY}=-?[0-9]{{1,15}}(\.[0-9]{{1,15}})?([eE][-+]?[0-9]{{1,2}})?$")]
 Tag = Annotated[str, Field(pattern=rf"^{_KEY}=[^\n]{{0,256}}$")]
+
+
+class Undirection(Asked):
+    """What not to ask of the replicas any more."""
+
+    base: BaseId
+    name: Name
+    target: Target
+    message: Text | None = Field(default=None, description="Why.")
+    who: Text | None = Field(default=None, description="Who; goes before `x-loramux-user`.")
+
+
+class Eviction(BaseModel):
+    """A version that replicas are to give up, down to a tier."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base: BaseId
+    name: Name
+    version: Version
+    tier: Literal["disk", "remote"] = Field(default="disk", description="`disk` keeps the files, `remote` gives them up too.")
 
 
 class UploadOptions(Asked):

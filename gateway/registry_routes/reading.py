@@ -25,9 +25,11 @@ from gateway.registry_routes.answers import (
     adapter_row,
     alias_rows,
     answer,
+    directive_rows,
     etag_of,
     history_row,
     manifest_answer,
+    pending_rows,
     version_row,
 )
 from gateway.registry_routes.asked import MAX_ROWS, Alias, BaseId, Filters, Name, QueryVersion, checked
@@ -108,6 +110,8 @@ async def show_adapter(
         versions=[version_row(version) for _, version in sorted(entry.versions.items())],
         manifests=[manifest_answer(manifest, head) for manifest in read],
         history=[history_row(row) for row in reversed(head.history[-SHOWN_HISTORY:])],
+        directives=directive_rows(head),
+        pending=pending_rows(head),
         generation=parts.view.generation,
     )
     return answer(value, headers=etag_of(head.revision))
@@ -197,7 +201,7 @@ def _moment(text: str) -> str:
 async def residency(
     request: Request, audit: Annotated[bool, Query(description="Ask each engine what it lists itself.")] = False
 ) -> Response:
-    """Where adapters are in the engines now; with `?audit=true` also what each engine itself lists."""
+    """Where adapters are now, on which replicas, and who uses them; with `?audit=true` also what each engine itself lists."""
     return JSONResponse(await request.app.state.parts.backend.residency(audit))
 
 
