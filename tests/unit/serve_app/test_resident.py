@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from adapters import metrics
 from adapters.cache import AdapterCache
-from adapters.errors import AdapterCorrupt, AdapterIncompatible, StoreUnreachable
+from adapters.errors import AdapterCorrupt, AdapterIncompatible, LoraMuxError, StoreUnreachable
 from adapters.names import AdapterRef, parse_model_name
 from adapters.registry import Registry
 from adapters.registry.view import RegistryView
@@ -28,6 +29,7 @@ from tests.scripted_engine import ScriptedEngine
 
 POLL_S = 0.01
 BY = By("tests")
+PINNED = {"base:n0@1", "base:n1@1"}
 
 
 class Node:
@@ -292,6 +294,63 @@ class TestFailures:
         await asyncio.sleep(10 * POLL_S)
         assert node.engine.loads.count(AdapterRef("base", "bad", 1)) == 1, "it is not tried again at once"
 
+    async def test_a_wish_is_tried_again_when_its_trouble_may_be_over(self, node: Node) -> None:
+        await node.publish("maze")
+        node.store.fail(StoreUnreachable("down"), method="get_range", times=2)
+        await node.resident.start(0)
+        await node.registry.direct("base", "maze", pin(tier="disk"), BY)
+        await until(lambda: node.state("base:maze@1") == ("loading", "unreachable"))
+        await until(lambda: node.state("base:maze@1") == ("ready", None))
+
+    async def test_a_slow_store_keeps_nothing_on_the_disk_from_the_engine(self, node: Node) -> None:
+        for name in ("here", *(f"far{number}" for number in range(8))):
+            await node.publish(name)
+        await node.resident.start(0)
+        await node.request("base:here")
+        await node.resident.evict(AdapterRef("base", "here", 1), "disk")
+        fetch, node.cache._fetch = node.cache._fetch, lambda *_: asyncio.sleep(60)
+        for number in range(8):
+            await node.registry.direct("base", f"far{number}", prewarm(), BY)
+        await until(lambda: node.state("base:far0@1") == ("loading", None))
+        await node.registry.direct("base", "here", pin(), BY)
+        await until(lambda: node.state("base:here@1") == ("ready", None))
+        node.cache._fetch = fetch
+
+    async def test_a_promotion_waits_behind_no_other_wish(self, node: Node) -> None:
+        for name in "abc":
+            await node.publish(name)
+        await node.publish("maze", versions=2)
+        await node.resident.start(0)
+        await node.request("base:maze@2")
+        await node.resident.evict(AdapterRef("base", "maze", 2), "disk")
+        node.engine.gate = asyncio.Event()  # a load that never ends
+        await node.registry.direct("base", "a", prewarm(), BY)
+        await until(lambda: node.resident.stats()["loading"] == ["base:a@1"])
+        await node.registry.begin_move("base", "maze", "production", 2, BY, min_ready=None, timeout_s=30)
+        await until(lambda: "base:maze@2" in node.resident.stats()["loading"])
+        node.engine.gate.set()
+
+    async def test_a_promotion_gets_its_slot_under_thrash(self, node: Node) -> None:
+        for name in "abcdefgh":
+            await node.publish(name)
+        await node.publish("maze", versions=2)
+        await node.resident.start(0)
+        stop = asyncio.Event()
+
+        async def steady(name: str) -> None:
+            while not stop.is_set():
+                use = await node.resident.use(await node.adapter(f"base:{name}"))
+                await asyncio.sleep(0.002)
+                use.release()
+
+        busy = [asyncio.create_task(steady(name)) for name in "abcdefgh"]
+        await node.registry.begin_move("base", "maze", "production", 2, BY, min_ready=None, timeout_s=30)
+        await until(lambda: node.state("base:maze@2") == ("ready", None))
+        await asyncio.sleep(0.1)
+        assert node.row("base:maze@2")["tier"] == "engine"
+        stop.set()
+        await asyncio.gather(*busy)
+
     async def test_files_that_were_damaged_on_the_disk_are_fetched_again_once(self, node: Node) -> None:
         await node.publish("maze")
         await node.resident.start(0)
@@ -465,6 +524,57 @@ class TestTelling:
         assert node.meter.gauge(metrics.RESIDENT, tier="engine") == 1
         assert (node.meter.gauge(metrics.SLOTS), node.meter.gauge(metrics.SLOTS_HELD)) == (4, 1)
         assert node.meter.gauge(metrics.CACHE_BYTES) == (await node.adapter("base:maze")).size_bytes
+
+
+async def some_change(node: Node, rng: random.Random, name: str, ref: AdapterRef) -> None:
+    match rng.randrange(5):
+        case 0:
+            await node.registry.direct("base", name, pin(tier=rng.choice(["engine", "disk"])), BY)
+        case 1:
+            await node.registry.direct("base", name, prewarm(rng.choice("12")), BY)
+        case 2:
+            await node.registry.undirect("base", name, "production", BY)
+        case 3:
+            await node.registry.promote("base", name, "production", rng.choice([1, 2]))
+        case 4:
+            await node.resident.evict(ref, rng.choice(["disk", "remote"]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_is_asked_and_whatever_fails_what_is_held_is_what_is_wished_for(node: Node, seed: int) -> None:
+    rng = random.Random(seed)
+    names = [f"n{number}" for number in range(7)]
+    for name in names:
+        await node.publish(name, versions=2)
+    adapters = [await node.adapter(f"base:{name}@{version}") for name in names for version in (1, 2)]
+    node.engine.failing = {AdapterRef("base", "n3", 2)}
+    await node.resident.start(0)
+
+    async def ask(adapter: ResolvedAdapter) -> None:
+        with contextlib.suppress(LoraMuxError):
+            use = await node.resident.use(adapter, wait=rng.random() < 0.8)
+            await asyncio.sleep(rng.random() * 0.005)
+            use.release()
+
+    requests = []
+    for _ in range(80):
+        name = rng.choice(names)
+        requests += [asyncio.create_task(ask(rng.choice(adapters))) for _ in range(3)]
+        if rng.random() < 0.3:
+            node.store.fail(StoreUnreachable("down"), method="get_range", times=2)
+        await some_change(node, rng, name, rng.choice(adapters).ref)
+    await asyncio.gather(*requests)
+    node.store.heal()
+    for name in names:
+        await node.registry.undirect("base", name, "production", BY)
+    for name in names[:2]:
+        await node.registry.promote("base", name, "production", 1)
+        await node.registry.direct("base", name, pin(), BY)
+    await until(lambda: [node.state(f"base:{name}@1") for name in names[:2]] == [("ready", None)] * 2)
+    await until(lambda: {ref for ref, row in node.resident.report()["adapters"].items() if row["pinned"]} == PINNED)
+    await until(lambda: node.resident.stats()["loading"] == [])
+    assert set(node.resident.report()["int_ids"]) == set(node.engine.loaded)
+    assert node.engine.refs() >= PINNED
 
 
 async def test_a_replica_that_ends_in_the_middle_of_a_load_leaves_nothing_leased(node: Node) -> None:
