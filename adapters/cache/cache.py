@@ -77,10 +77,12 @@ class AdapterCache:
         self._folder = CacheFolder(settings.dir, settings.budget_bytes)
         self._holds: dict[str, _Hold] = {}
         self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
-        self._sealing: set[asyncio.Task[bool]] = set()
+        self._sealing: set[asyncio.Future[bool]] = set()
         # Our own threads: the default pool is small on small nodes, and a slow disk would hold up everybody else in it.
         workers = max(4, min(16, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="adapter-cache")
+        # One adapter after the other, and never in the way of a fetch: a disk may take seconds to sync one.
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="adapter-seal")
 
     async def lease(self, adapter: ResolvedAdapter) -> Lease:
         """The adapter's files on this disk, fetched if need be, and the right to use them.
@@ -152,8 +154,9 @@ class AdapterCache:
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
-        await asyncio.gather(*self._sealing)
-        self._threads.shutdown(wait=False)
+        await asyncio.gather(*self._sealing, return_exceptions=True)
+        for threads in (self._threads, self._sealer):
+            threads.shutdown(wait=False)
 
     # Leases
 
@@ -175,7 +178,7 @@ class AdapterCache:
             lock = await FileLock.take(self._folder.lease_lock(digest), shared=True)
             hold = self._take_over(digest, lock)
         hold.users += 1
-        hold.lock.touch()
+        self._folder.note_begin(hold.lock)
 
     def _take_over(self, digest: str, lock: FileLock) -> _Hold:
         """The hold of all who lease `digest`, on one lock that others can see."""
@@ -189,7 +192,7 @@ class AdapterCache:
     def _let_go(self, digest: str) -> None:
         hold = self._holds[digest]
         hold.users -= 1
-        hold.lock.touch()
+        self._folder.note_end(hold.lock)
         if not hold.users:
             del self._holds[digest]
             hold.lock.release()
@@ -247,7 +250,7 @@ class AdapterCache:
             await self._in_thread(self._folder.discard, adapter.digest)
             raise
         # Nobody waits for the disk: verified files are in use already.
-        sealing = asyncio.create_task(self._in_thread(self._folder.seal, adapter.digest), name=f"seal {adapter.digest[:12]}")
+        sealing = asyncio.get_running_loop().run_in_executor(self._sealer, self._folder.seal, adapter.digest)
         self._sealing.add(sealing)
         sealing.add_done_callback(self._sealing.discard)
 

@@ -5,7 +5,8 @@
     <dir>/.boot/<boot id>          empty; in this boot nothing older that is unsealed lies under its digest
     <dir>/.tmp/<digest>/           a fetch in progress, its files at full size from the start: this is its reservation
     <dir>/.tmp/<digest>.evicted/   on its way out
-    <dir>/.locks/<digest>          shared: a lease; exclusive: an eviction; its modification time: when last used
+    <dir>/.locks/<digest>          shared: a lease; exclusive: an eviction. Its modification time: when last used. Its access
+                                   time, which nothing else sets since nobody reads it: the uses, as seconds after 1970
     <dir>/.locks/<digest>.fetch    exclusive: a fetch, by whichever process of the node
     <dir>/.locks/<digest>.sync     exclusive: its files are being synced and sealed, or deleted
     <dir>/.locks/budget            exclusive: while room is counted, made and claimed
@@ -26,19 +27,21 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapters.cache.locks import FileLock
-from adapters.cache.policy import CacheEntry, choose_victims
+from adapters.cache.policy import CacheEntry, choose_victims, used_again
 from adapters.errors import DiskFull, InternalError, LoraMuxError
 from adapters.types import ADAPTER_FILES, FileDigest, ResolvedAdapter, content_digest
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
+MOST_USES = 1e6
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EVICTED = ".evicted"
 _FETCH = ".fetch"
@@ -91,7 +94,7 @@ class CacheFolder:
 
     def entries(self) -> list[CacheEntry]:
         """The finished adapters, in no particular order."""
-        return [CacheEntry(digest, size, self._last_used(digest)) for digest, size in self._finished().items()]
+        return [CacheEntry(digest, size, *self._usage(digest)) for digest, size in self._finished().items()]
 
     def used_bytes(self) -> int:
         """Bytes of finished adapters and of what fetches have reserved."""
@@ -107,11 +110,27 @@ class CacheFolder:
     def _digests(self, folder: Path) -> list[str]:
         return [name for name in _names(folder) if _DIGEST.fullmatch(name)]
 
-    def _last_used(self, digest: str) -> float:
-        for path in (self.lease_lock(digest), self.path(digest)):
-            with suppress(FileNotFoundError):
-                return path.stat().st_mtime
-        return 0.0
+    def _usage(self, digest: str) -> tuple[float, float]:
+        """When it was last used, and how often."""
+        with suppress(FileNotFoundError):
+            found = self.lease_lock(digest).stat()
+            return found.st_mtime, _as_uses(found.st_atime)
+        with suppress(FileNotFoundError):
+            return self.path(digest).stat().st_mtime, 1.0
+        return 0.0, 1.0
+
+    def note_begin(self, lease: FileLock) -> None:
+        """Counts one more use."""
+        now = time.time()
+        accessed, modified = lease.times()
+        # Another process may count at the same moment; one of the two uses is lost then, and no order hangs on it.
+        lease.set_times(min(MOST_USES, used_again(_as_uses(accessed), modified, now)), now)
+
+    def note_end(self, lease: FileLock) -> None:
+        """Moves the time of the last use on."""
+        now = time.time()
+        accessed, modified = lease.times()
+        lease.set_times(used_again(_as_uses(accessed), modified, now) - 1, now)
 
     # A fetch: the caller holds the fetch lock from before `reserve` until after `publish` or `discard`
 
@@ -361,6 +380,11 @@ def _boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return uuid.uuid4().hex
+
+
+def _as_uses(accessed: float) -> float:
+    """A lock file that was just made has the time of that as its access time, and no uses."""
+    return accessed if accessed <= MOST_USES else 0.0
 
 
 def _names(folder: Path) -> list[str]:

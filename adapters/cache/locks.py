@@ -72,9 +72,13 @@ class FileLock:
         mine = os.fstat(self._fd)
         return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
-    def touch(self) -> None:
-        """Sets the lock file's modification time to now: this is where the cache keeps when an adapter was last used."""
-        os.utime(self._fd)
+    def times(self) -> tuple[float, float]:
+        """When the lock's file was accessed and modified, in Unix seconds."""
+        found = os.fstat(self._fd)
+        return found.st_atime, found.st_mtime
+
+    def set_times(self, accessed: float, modified: float) -> None:
+        os.utime(self._fd, (accessed, modified))
 
     def release(self) -> None:
         """Gives the lock back; the file stays. A second call does nothing."""

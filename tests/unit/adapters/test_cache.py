@@ -602,6 +602,21 @@ async def test_the_least_recently_used_goes_first(store: FakeStore, make_cache: 
     assert [cache.has(adapter.digest) for adapter in adapters] == [True, False, True, True]
 
 
+async def test_one_look_at_rare_adapters_does_not_push_out_what_is_used_again_and_again_by_any_process(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    busy, *rare = [await published(store, seed) for seed in range(6)]
+    cache, neighbour = make_cache(budget=3 * SIZE), make_cache(budget=3 * SIZE)
+    for _ in range(3):
+        await use(cache, busy)
+        await use(neighbour, busy)
+    for adapter in rare:
+        await use(cache, adapter)
+    assert cache.has(busy.digest)
+    uses = {entry.digest: round(entry.uses, 2) for entry in neighbour.entries()}
+    assert uses == {busy.digest: 6.0, rare[-1].digest: 1.0, rare[-2].digest: 1.0}
+
+
 async def test_entries_and_used_bytes_tell_what_is_there(store: FakeStore, make_cache: MakeCache) -> None:
     adapters, cache = [await published(store, seed, SIZE + seed) for seed in range(2)], make_cache()
     for adapter in adapters:
