@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,6 @@ from ray.serve.llm import LLMConfig, LLMServer
 from adapters.cache import AdapterCache
 from adapters.errors import (
     AdapterIncompatible,
-    EngineUnavailable,
     InvalidRequest,
     LoraMuxError,
     StoreError,
@@ -101,8 +101,10 @@ class Replica(LLMServer):
         self._running += 1
         try:
             async for item in self._answer(request):
+                self._end_with_the_engine()
                 yield item
         except LoraMuxError as error:
+            self._end_with_the_engine()
             yield error
         finally:
             self._running -= 1
@@ -129,9 +131,12 @@ class Replica(LLMServer):
         return {"replica": serve.get_replica_context().replica_id.unique_id} | found
 
     async def prewarm(self, adapter: ResolvedAdapter, tier: WarmTier) -> None:
-        """Brings an adapter here when there is time."""
+        """Returns when the adapter is in `tier`, or can't come there: the request that follows is told why."""
         if self._resident is not None:
-            self._resident.prewarm(adapter, tier)
+            try:
+                await self._resident.prewarm(adapter, tier)
+            except LoraMuxError as error:
+                log.warning("%s could not be brought to the tier %s: %s", adapter.ref, tier, error)
 
     async def _answer(self, request: ResolvedRequest) -> AsyncIterator[ReplyItem]:
         use = await self._use(request)
@@ -174,13 +179,16 @@ class Replica(LLMServer):
         answer = await asgi_call.call(self._vllm.app, request.route, request.body, {"x-request-id": request.request_id})
         if answer.status >= 400:
             body = b"".join([chunk async for chunk in answer.chunks()])
-            raise self._engine_error(answer.status, body)
+            self._end_with_the_engine()
+            raise translate_error(answer.status, body)
         return answer
 
-    def _engine_error(self, status: int, body: bytes) -> LoraMuxError:
+    def _end_with_the_engine(self) -> None:
+        """A dead engine can't come back in this process. Ending it at once lets requests that nothing was answered to go to
+        another replica, and Serve start a new one; its health check would take seconds to find out."""
         if self._vllm.is_dead:
-            return EngineUnavailable("the engine of this base died and is being restarted")
-        return translate_error(status, body)
+            log.critical("the engine of `%s` died; its replica ends", self._settings.base)
+            os._exit(1)
 
 
 def _whereabouts() -> tuple[int, int]:

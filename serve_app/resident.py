@@ -142,11 +142,13 @@ class Resident:
         self._is_saved = False
         return await self._mender.load(adapter, lambda: self._slots.use(adapter, wait=wait))
 
-    def prewarm(self, adapter: ResolvedAdapter, tier: WarmTier) -> None:
-        """Brings the adapter to `tier` once, when there is time: a request for it may come."""
+    async def prewarm(self, adapter: ResolvedAdapter, tier: WarmTier) -> None:
+        """Returns when the adapter is in `tier`; loads that requests wait for go first. Raises what `use` raises."""
         self._remember(adapter)
-        key = f"asked {adapter.ref} {self._now_s()}"
-        self._ask(Wish(adapter, tier, False, "prewarm", key))
+        if tier == "disk":
+            await self._cache.fetch(adapter)
+        else:
+            await self._mender.load(adapter, lambda: self._slots.warm(adapter))
 
     async def evict(self, ref: AdapterRef, tier: EvictTier) -> Outcome:
         """Takes the adapter out of the engine, with `remote` off the disk as well. `tier` is where it is then, `reason` why it is

@@ -112,6 +112,20 @@ async def test_a_replica_that_is_killed_while_it_fetches_leaves_nothing_half_don
     assert not list((stack.folder / "cache" / ".tmp").iterdir())
 
 
+async def test_an_engine_that_dies_takes_its_replica_along_and_loses_no_request(stack, ask, published):
+    name = sorted(published)[0]
+    await ask(f"demo:{name}")
+    process = stack.replica("demo")
+    engine = next(child for child in process.children(recursive=True) if "EngineCore" in child.name())
+    asking = [asyncio.create_task(ask(f"demo:{name}", f"Hello {number}", timeout=RESTART_S)) for number in range(4)]
+    engine.kill()
+    answers = await asyncio.gather(*asking, return_exceptions=True)
+    for answer in answers:
+        assert answer == (f"demo:{name}@1", published[name]) or isinstance(answer, openai.APIStatusError)
+    await restarted(stack, ask, process)
+    assert await ask(f"demo:{name}") == (f"demo:{name}@1", published[name])
+
+
 async def test_a_file_that_was_damaged_on_the_disk_is_fetched_again_and_answers(stack, ask, cold):
     ((name, sentence),) = cold(1).items()
     await ask(f"demo:{name}")

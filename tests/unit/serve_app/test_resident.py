@@ -207,8 +207,10 @@ class TestPrewarms:
     async def test_what_the_router_sees_waiting_is_brought(self, node: Node) -> None:
         await node.publish("maze")
         await node.resident.start(0)
-        node.resident.prewarm(await node.adapter("base:maze"), "engine")
-        await until(lambda: "base:maze@1" in node.engine.refs())
+        await node.resident.prewarm(await node.adapter("base:maze"), "disk")
+        assert node.row("base:maze@1")["tier"] == "disk"
+        await node.resident.prewarm(await node.adapter("base:maze"), "engine")
+        assert node.engine.refs() == {"base:maze@1"}
 
     async def test_a_version_that_is_published_comes_to_the_disk(self, node: Node) -> None:
         await node.resident.close()
