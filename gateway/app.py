@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from adapters.errors import InternalError, InvalidRequest, LoraMuxError
 from adapters.metrics import NULL_METER, Meter
@@ -177,7 +178,14 @@ async def _framework_error(request: Request, error: HTTPException) -> Response:
         "param": None,
         "code": "unknown_url" if error.status_code == 404 else "invalid_request",
     }
-    return JSONResponse({"error": body}, error.status_code, error.headers)
+    headers = {"allow": ", ".join(sorted(_allowed(request)))} if error.status_code == 405 else error.headers
+    return JSONResponse({"error": body}, error.status_code, headers)
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods of all routes of this path; the framework names those of the first one only."""
+    found = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return {method for route in found for method in getattr(route, "methods", None) or ()}
 
 
 async def _unknown_error(request: Request, error: Exception) -> Response:

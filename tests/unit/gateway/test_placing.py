@@ -50,6 +50,11 @@ async def test_pins_and_prewarms_are_taken_back_one_by_the_other(http, registry)
     assert await directives(registry) == []
 
 
+async def test_a_method_that_a_path_does_not_have_is_a_405_with_those_that_it_has(http):
+    answer = await http.put("/registry/v1/pin")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, POST")
+
+
 async def test_taking_back_what_is_not_there_changes_nothing(http, registry):
     before = (await registry.head("demo", "parrot")).revision
     assert (await taken_back(http, "pin", target="7"))["revision"] == before
