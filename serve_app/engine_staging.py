@@ -16,6 +16,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,8 +25,8 @@ import msgspec
 logger = logging.getLogger(__name__)
 
 READERS = 4
-PART_BYTES = 16 * 2**20
 STAGED_AT_ONCE = 2
+BUFFER_BYTES = 32 * 2**20  # torch keeps pinned buffers for the next taker by powers of two
 _HEADER = struct.Struct("<Q")
 
 
@@ -72,10 +73,10 @@ async def _knock(door: str, request: StageRequest) -> StageReply:
 
 
 class AdapterFile:
-    """A safetensors file, read whole into one buffer; its tensors are views of that. Stands for `safetensors.safe_open`.
+    """A safetensors file, read whole into a few buffers; its tensors are views of them. Stands for `safetensors.safe_open`.
 
-    The buffer is pinned where the device copies from pinned memory, so nothing is copied on the way to the device but once, and
-    one buffer is reserved where vLLM would reserve one for each tensor.
+    Buffers are pinned where the device copies from pinned memory: nothing is copied on the way to the device but once, and a
+    few buffers of one size are reserved, and used again, where vLLM would reserve one for each tensor.
     """
 
     def __init__(self, path: str | Path, framework: str = "pt", device: str = "cpu") -> None:
@@ -97,55 +98,107 @@ class AdapterFile:
         return self._tensors[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbouring tensors of a file: those between the bytes `start` and `end`, counted from the end of the header."""
+
+    start: int
+    end: int
+    names: tuple[str, ...]
+
+
+def cut(offsets: dict[str, tuple[int, int]], piece_bytes: int) -> list[Piece]:
+    """The tensors in pieces of at most `piece_bytes`; one that is larger has a piece of its own. `offsets` are start and end."""
+    pieces: list[Piece] = []
+    names: list[str] = []
+    start = end = 0
+    for name, (begins, ends) in sorted(offsets.items(), key=lambda row: row[1]):
+        if names and ends - start > piece_bytes:
+            pieces.append(Piece(start, end, tuple(names)))
+            names = []
+        start = start if names else begins
+        names.append(name)
+        end = ends
+    return [*pieces, Piece(start, end, tuple(names))] if names else pieces
+
+
 def _read_tensors(fd: int) -> dict[str, Any]:
+    (header_bytes,) = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+    header = json.loads(os.pread(fd, header_bytes, _HEADER.size))
+    header.pop("__metadata__", None)
+    pieces = cut({name: tuple(about["data_offsets"]) for name, about in header.items()}, BUFFER_BYTES)
+    # copying out of the page cache is bound by one core, so several share it
+    with ThreadPoolExecutor(READERS) as pool:
+        buffers = pool.map(lambda piece: _read_piece(fd, _HEADER.size + header_bytes, piece, whole=len(pieces) > 1), pieces)
+        return {name: view for piece, buffer in zip(pieces, buffers, strict=True) for name, view in _views(piece, buffer, header)}
+
+
+def _read_piece(fd: int, begin: int, piece: Piece, *, whole: bool) -> Any:
+    """The piece's bytes, in a buffer that is as large as all others if `whole`. Raises EOFError for a file that is cut off."""
+    size = piece.end - piece.start
+    buffer = _buffer(max(size, BUFFER_BYTES) if whole else size)
+    view, at = memoryview(buffer.numpy())[:size], begin + piece.start
+    while view:
+        count = os.preadv(fd, [view], at)
+        if not count:
+            raise EOFError("the adapter's file is shorter than its header says")
+        view, at = view[count:], at + count
+    return buffer
+
+
+def _views(piece: Piece, buffer: Any, header: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    types = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what a published adapter can hold
+    for name in piece.names:
+        about = header[name]
+        start, end = (offset - piece.start for offset in about["data_offsets"])
+        yield name, buffer[start:end].view(types[about["dtype"]]).view(about["shape"])
+
+
+def _buffer(size_bytes: int) -> Any:
     import torch
     from vllm.utils.torch_utils import PIN_MEMORY
 
-    types = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # what a published adapter can hold
-    (header_bytes,) = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
-    begin = _HEADER.size + header_bytes
-    header = json.loads(os.pread(fd, header_bytes, _HEADER.size))
-    header.pop("__metadata__", None)
-    buffer = torch.empty(os.fstat(fd).st_size - begin, dtype=torch.uint8, pin_memory=PIN_MEMORY)
-    _read_into(fd, begin, memoryview(buffer.numpy()))
-    return {
-        name: buffer[slice(*about["data_offsets"])].view(types[about["dtype"]]).view(about["shape"])
-        for name, about in header.items()
-    }
+    return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=PIN_MEMORY)
 
 
-def _read_into(fd: int, begin: int, view: memoryview) -> None:
-    """Fills `view` from the file: copying out of the page cache is bound by one core, so several share it."""
+def reserve(size_bytes: int) -> int:
+    """Has torch keep pinned buffers for so many bytes of adapters, and says for how many it does.
 
-    def read(start: int) -> None:
-        part = view[start : start + PART_BYTES]
-        while part:
-            count = os.preadv(fd, [part], begin + start)
-            if not count:
-                raise EOFError("the adapter's file is shorter than its header says")
-            part, start = part[count:], start + count
+    Pinning new memory takes a millisecond for each 1.4 MB and holds up whatever the device does meanwhile; memory that was
+    pinned once is kept by torch. Nothing is reserved where nothing is pinned.
+    """
+    from vllm.utils.torch_utils import PIN_MEMORY
 
-    with ThreadPoolExecutor(READERS) as pool:
-        for _ in pool.map(read, range(0, len(view), PART_BYTES)):
-            pass
+    if not PIN_MEMORY:
+        return 0
+    buffers = [_buffer(BUFFER_BYTES) for _ in range(-(-size_bytes // BUFFER_BYTES))]
+    return len(buffers) * BUFFER_BYTES
 
 
 class Staging:
     """What was read ahead, by integer id, until the engine takes it or forgets it. `manager` is vLLM's WorkerLoRAManager."""
 
     def __init__(self, manager: Any) -> None:
-        self._manager = manager
-        self._load, self._remove = manager._load_adapter, manager.remove_adapter
+        self._manager, self._inner = manager, manager._adapter_manager
+        self._load, self._remove, self._merge = (
+            manager._load_adapter,
+            manager.remove_adapter,
+            self._inner._create_merged_loras_inplace,
+        )
         self._staged: dict[int, Any] = {}
+        self._merged: set[int] = set()
         manager._load_adapter = self._take
         manager.remove_adapter = self._forget
+        self._inner._create_merged_loras_inplace = self._merge_once
 
     def stage(self, request: StageRequest) -> None:
         """Reads and checks the adapter as the engine would. Raises what vLLM raises."""
         adapter = self._load(lora_request(request))
-        inner = self._manager._adapter_manager
-        if not inner._is_moe:  # experts are cut up for this worker's share, which is not done twice
-            inner._create_merged_loras_inplace(adapter)
+        if not self._inner._is_moe:  # experts are cut up for this worker's share: better where vLLM does it
+            self._merge(adapter)
+            self._merged.add(request.int_id)
         self._staged[request.int_id] = adapter
 
     def ids(self) -> list[int]:
@@ -155,8 +208,15 @@ class Staging:
         staged = self._staged.pop(request.lora_int_id, None)
         return self._load(request) if staged is None else staged
 
+    def _merge_once(self, adapter: Any) -> None:
+        if adapter.id in self._merged:
+            self._merged.discard(adapter.id)
+        else:
+            self._merge(adapter)
+
     def _forget(self, int_id: int) -> bool:
         self._staged.pop(int_id, None)
+        self._merged.discard(int_id)
         return self._remove(int_id)
 
 

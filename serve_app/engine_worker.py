@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from serve_app.engine_layers import Modules, landed_modules, lora_modules
-from serve_app.engine_staging import AdapterFile, Door, StageRequest, Staging, lora_request
+from serve_app.engine_staging import STAGED_AT_ONCE, AdapterFile, Door, StageRequest, Staging, lora_request, reserve
+
+MOST_OF_FREE_MEMORY = 0.25  # of the host, for pinned buffers
+SWITCH_INTERVAL_S = 0.0005  # a thread that reads ahead gives way to the engine's loop ten times sooner than by default
 
 
 class WorkerExtension:
     """Mixed into the engine's worker, where the model lives."""
 
     def loramux_prepare(self, folder: str) -> str:
-        """Mends what would answer wrongly, before the first request, and opens the door for reading adapters ahead: a socket in
-        `folder`, whose path is returned."""
+        """Mends what would answer wrongly or hold up running streams, before the first request, and opens the door for reading
+        adapters ahead: a socket in `folder`, whose path is returned."""
+        manager = self.model_runner.lora_manager._adapter_manager
         _spare_the_base_on_cpu()
-        _leave_the_head_alone(self.model_runner.lora_manager._adapter_manager)
+        _leave_the_head_alone(manager)
         _read_files_whole()
+        _reset_at_once(manager)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        reserve(_room_bytes(manager))
         self._loramux_staging = Staging(self.model_runner.lora_manager)
         path = Path(folder) / f"worker-{self.rank}-{os.getpid()}"
         self._loramux_door = Door(path, self._loramux_staging.stage, self._loramux_use_device)
@@ -69,6 +79,44 @@ def _spare_the_base_on_cpu() -> None:
 
     bgmv_shrink.spares_the_base = True  # type: ignore[attr-defined]
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
+
+
+def _room_bytes(manager: Any) -> int:
+    """Bytes of as many of the largest adapters as the engine keeps, and as may be read ahead; at most a share of what is free."""
+    layers = [(factor[0], getattr(layer, "tp_size", 1)) for layer in manager.modules.values() for factor in _stacked(layer)]
+    largest = sum(factor.numel() * factor.element_size() * shares for factor, shares in layers)
+    return min(largest * (manager.capacity + STAGED_AT_ONCE), int(psutil.virtual_memory().available * MOST_OF_FREE_MEMORY))
+
+
+def _stacked(layer: Any) -> list[Any]:
+    """A layer's factors of all places: [place, 1, rank, in] and [place, 1, out, rank]."""
+    return [*getattr(layer, "lora_a_stacked", ()), *getattr(layer, "lora_b_stacked", ())]
+
+
+def _reset_at_once(manager: Any) -> None:
+    """vLLM clears a place layer by layer, factor by factor, before it fills it: half of the time that streams wait for a load.
+    All of it in one call is as good."""
+    import torch
+    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+    from vllm.lora.model_manager import LoRAModelManager
+
+    plain = [layer for layer in manager.modules.values() if type(layer).reset_lora is BaseLinearLayerWithLoRA.reset_lora]
+    for layer in plain:
+        layer.reset_lora = _nothing
+    places = range(manager.lora_slots)
+    factors = [[factor[place] for layer in plain for factor in _stacked(layer)] for place in places]
+    activate = LoRAModelManager.activate_adapter
+
+    def activate_adapter(self: Any, lora_id: int) -> bool:
+        if self is manager and lora_id not in self._active_adapters and None in self.lora_index_to_id:
+            with torch.inference_mode():
+                torch._foreach_zero_(factors[self.lora_index_to_id.index(None)])
+        return activate(self, lora_id)
+
+    LoRAModelManager.activate_adapter = activate_adapter
+
+
+def _nothing(index: int) -> None: ...
 
 
 def _read_files_whole() -> None:

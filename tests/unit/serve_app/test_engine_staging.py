@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from serve_app import engine_staging
-from serve_app.engine_staging import Door, StageRequest, Staging, StagingFailed, stage
+from serve_app.engine_staging import Door, Piece, StageRequest, Staging, StagingFailed, cut, stage
 
 REQUEST = StageRequest("base:name@1", 7, "/somewhere")
 
@@ -61,12 +61,13 @@ class Manager:
 
     def __init__(self) -> None:
         self.loads: list[int] = []
+        self.merges: list[object] = []
         self.removed: list[int] = []
-        self._adapter_manager = SimpleNamespace(_is_moe=False, _create_merged_loras_inplace=lambda adapter: None)
+        self._adapter_manager = SimpleNamespace(_is_moe=False, _create_merged_loras_inplace=self.merges.append)
 
-    def _load_adapter(self, request) -> str:
+    def _load_adapter(self, request) -> SimpleNamespace:
         self.loads.append(request.lora_int_id)
-        return f"adapter {request.lora_int_id}"
+        return SimpleNamespace(id=request.lora_int_id)
 
     def remove_adapter(self, int_id: int) -> bool:
         self.removed.append(int_id)
@@ -82,7 +83,7 @@ def manager(monkeypatch) -> Manager:
 def test_what_was_staged_is_taken_once_and_read_once(manager: Manager):
     staging = Staging(manager)
     staging.stage(REQUEST)
-    assert manager._load_adapter(SimpleNamespace(lora_int_id=7)) == "adapter 7"
+    assert manager._load_adapter(SimpleNamespace(lora_int_id=7)) == SimpleNamespace(id=7)
     assert manager.loads == [7]
     assert staging.ids() == []
     manager._load_adapter(SimpleNamespace(lora_int_id=7))
@@ -91,7 +92,7 @@ def test_what_was_staged_is_taken_once_and_read_once(manager: Manager):
 
 def test_what_was_not_staged_is_read_as_ever(manager: Manager):
     Staging(manager)
-    assert manager._load_adapter(SimpleNamespace(lora_int_id=9)) == "adapter 9"
+    assert manager._load_adapter(SimpleNamespace(lora_int_id=9)) == SimpleNamespace(id=9)
 
 
 def test_removing_an_adapter_forgets_what_was_staged_for_it(manager: Manager):
@@ -99,3 +100,29 @@ def test_removing_an_adapter_forgets_what_was_staged_for_it(manager: Manager):
     staging.stage(REQUEST)
     assert manager.remove_adapter(7) is True
     assert (staging.ids(), manager.removed) == ([], [7])
+
+
+def test_neighbours_share_a_piece_as_long_as_it_is_not_too_large():
+    offsets = {"c": (60, 90), "a": (0, 40), "b": (40, 60), "d": (90, 100)}
+    assert cut(offsets, 60) == [Piece(0, 60, ("a", "b")), Piece(60, 100, ("c", "d"))]
+
+
+def test_a_tensor_larger_than_a_piece_stands_alone():
+    assert cut({"a": (0, 10), "b": (10, 200), "c": (200, 210)}, 50) == [
+        Piece(0, 10, ("a",)),
+        Piece(10, 200, ("b",)),
+        Piece(200, 210, ("c",)),
+    ]
+
+
+def test_a_file_without_tensors_has_no_pieces():
+    assert cut({}, 50) == []
+
+
+def test_a_staged_adapter_is_merged_once_and_another_as_ever(manager: Manager):
+    staging = Staging(manager)
+    staging.stage(REQUEST)
+    inner = manager._adapter_manager
+    for int_id in (7, 8):
+        inner._create_merged_loras_inplace(SimpleNamespace(id=int_id))
+    assert [adapter.id for adapter in manager.merges] == [7, 8]
