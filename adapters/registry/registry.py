@@ -274,13 +274,15 @@ class Registry:
         """Wants `alias` to name `version` once that is warm: `pending[alias]` of the head is the move, until a gateway ends it.
 
         A move to the same version that is pending is joined as it is; one to another version is ended. Where the alias names the
-        version alone nothing is pending afterwards. Raises what `promote` raises, and InvalidRequest for
-        `min_ready` and `timeout_s` that make no sense.
+        version alone nothing is pending afterwards. Raises what `promote` raises, InvalidRequest for
+        `min_ready` and `timeout_s` that make no sense, and VersionConflict with reason `promote_failed` if it failed meanwhile.
         """
         check_alias(alias)
         move = promotion.new_move(alias, version, by, now(), min_ready=min_ready, timeout_s=timeout_s)
         await self.manifest(AdapterRef(base, name, version))
-        return await self._change(base, name, lambda head: promotion.begun(head, move, by), by)
+        head = await self._change(base, name, lambda head: promotion.begun(head, move, by), by)
+        promotion.check_moved(head, move)  # an answer that was lost may be looked up only after the move has ended
+        return head
 
     async def take_move(self, base: str, name: str, alias: str, move_id: str, who: str) -> Head:
         """Says who looks after a pending move; the first stays. A move that ended meanwhile is left alone."""

@@ -169,7 +169,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("key_part", ["manifest.json", "head.json"])
     async def test_of_truth_succeed(self, key_part: str) -> None:
         store = open_store(StoreSettings(url="memory://"))
-        registry = Registry(_LosingStore(store, key_part))
+        registry = Registry(LosingStore(store, key_part))
         done = await registry.publish(BASE, NAME, prepared())
         assert done.created and done.ref.version == 1
         registry.store.lose = True  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ class TestLostAnswers:
     async def test_own_work_is_known_after_others_went_on(self) -> None:
         store = open_store(StoreSettings(url="memory://"))
         await two_versions(Registry(store))
-        losing = _LosingStore(store, "head.json")
+        losing = LosingStore(store, "head.json")
 
         async def somebody_else() -> None:
             await Registry(store).promote(BASE, NAME, "canary", 1)
@@ -263,7 +263,7 @@ async def until_it_works(work: Callable[[], Awaitable[object]]) -> None:
     raise AssertionError("it never worked")
 
 
-class _LosingStore(DyingStore):
+class LosingStore(DyingStore):
     """Loses the answer of the next write to a key."""
 
     def __init__(self, store: Store, key_part: str) -> None:

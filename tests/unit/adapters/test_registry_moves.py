@@ -17,7 +17,7 @@ from adapters.types import By, Directive, Head
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.turns import Turns, TurnStore
-from tests.unit.adapters.test_registry_crash import Work, check_index_is_true, crash_at_each_write, two_versions
+from tests.unit.adapters.test_registry_crash import LosingStore, Work, check_index_is_true, crash_at_each_write, two_versions
 
 BASE, NAME = "Qwen/Qwen3-0.6B", "maze"
 DIRECTED = Path(__file__).parents[2] / "data" / "registry-v1-directives"
@@ -184,6 +184,19 @@ class TestStoreInTrouble:
             await Registry(store).finish_move(BASE, NAME, "production", move)
         await Registry(store).finish_move(BASE, NAME, "production", move)
         await check_index_is_true(store)
+
+    async def test_who_lost_the_answer_of_a_begin_learns_that_the_move_failed_meanwhile(self) -> None:
+        store = FakeStore()
+        await two_versions(Registry(store))
+        losing = LosingStore(store, "head.json")
+
+        async def gateway() -> None:
+            await fail(Registry(store), await move_id(Registry(store)))
+
+        losing.then = gateway
+        with pytest.raises(errors.VersionConflict, match="no room") as caught:
+            await begin(Registry(losing))
+        assert caught.value.reason == "promote_failed"
 
 
 class TestTime:
