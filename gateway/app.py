@@ -86,9 +86,10 @@ def build_app(
     `on_loaded` is called once, when the registry was read for the first time.
     """
     outside = outside or Outside()
-    view = RegistryView(registry, poll_interval_s, meter=meter)
+    view = RegistryView(registry, poll_interval_s, meter=meter, on_change=lambda entry: promoter.notice(entry))
     catalogue = Catalogue(view)
     telling = Telling(outside.webhook, registry, meter)
+    promoter = Promoter(registry, view, backend, telling)
     parts = Parts(
         settings=settings,
         registry=registry,
@@ -97,7 +98,7 @@ def build_app(
         catalogue=catalogue,
         models=model_routes.ModelLists(catalogue, backend),
         telling=telling,
-        promoter=Promoter(registry, view, backend, telling),
+        promoter=promoter,
         uploads=Uploads(settings),
         sources=outside.sources,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from adapters.errors import DeadlineExceeded, LoraMuxError, StoreError, VersionConflict
 from adapters.names import AdapterRef
 from adapters.registry import Registry
+from adapters.registry.layout import AdapterName
 from adapters.registry.moments import unix_s
 from adapters.registry.promotion import Fail, Move, Wait, check_moved, decide
 from adapters.registry.view import RegistryView
@@ -65,7 +66,7 @@ def standing(replicas: Iterable[Mapping[str, Any]], entry: AdapterEntry, move: P
 
 
 class Promoter:
-    """`run` looks for ever; `wake` makes it look now; `ended` waits for one move."""
+    """`run` looks for ever at the moves that `notice` was told of; `wake` makes it look now; `ended` waits for one move."""
 
     def __init__(
         self,
@@ -89,8 +90,7 @@ class Promoter:
         self._woken = asyncio.Event()
         self._seen_at: dict[str, float] = {}
         self._ripe_at: dict[str, float] = {}
-        self._moving: list[AdapterEntry] = []
-        self._generation = -1
+        self._moving: dict[AdapterName, AdapterEntry] = {}
 
     async def run(self) -> None:
         """Until it is cancelled. Trouble of any kind is logged and survived: a move that could not end now ends later."""
@@ -104,12 +104,21 @@ class Promoter:
                     await self._woken.wait()
             self._woken.clear()
 
+    def notice(self, entry: AdapterEntry) -> None:
+        """Takes note of a row that is new in the view."""
+        adapter = AdapterName(entry.base, entry.name)
+        if entry.pending:
+            self._moving[adapter] = entry
+            self.wake()
+        else:
+            self._moving.pop(adapter, None)
+
     def wake(self) -> None:
         self._woken.set()
 
     async def look(self) -> None:
         """Does what can be done now about every pending move that this gateway's picture shows."""
-        moves = [(entry, move) for entry in self._entries() for move in entry.pending.values()]
+        moves = [(entry, move) for entry in self._moving.values() for move in entry.pending.values()]
         self._remember({move.id for _, move in moves})
         if not moves:
             return
@@ -144,12 +153,6 @@ class Promoter:
         return now is not None and now.id == move.id
 
     # What is there
-
-    def _entries(self) -> list[AdapterEntry]:
-        if self._generation != self._view.generation:
-            self._generation = self._view.generation
-            self._moving = [entry for entry in self._view.adapters() if entry.pending]
-        return self._moving
 
     def _remember(self, ids: set[str]) -> None:
         now = time.monotonic()

@@ -88,16 +88,11 @@ async def _check_pins(request: Request, asked: Direction, wanted: Directive) -> 
     """Raises InvalidRequest. While the replicas can't be asked nobody is refused: none pins more than it has room for."""
     parts = request.app.state.parts
     with contextlib.suppress(EngineUnavailable):
-        view = (await parts.backend.residency()).get(asked.base, {})
-        check_pins(
-            parts.view.adapters(),
-            asked.base,
-            asked.name,
-            wanted,
-            slots=view.get("slots", 0),
-            replicas=len(view.get("replicas", ())),
-            now_s=time.time(),
-        )
+        replicas = (await parts.backend.residency()).get(asked.base, {}).get("replicas", ())
+        slots = [row["slots"] for row in replicas if row.get("slots")]  # one that is late says nothing of its slots
+        if slots:
+            rows, where = parts.view.adapters(), (asked.base, asked.name)
+            check_pins(rows, *where, wanted, slots=min(slots), replicas=len(replicas), now_s=time.time())
 
 
 def _check_unpinned(entry: AdapterEntry, version: int, tier: LowerTier) -> None:

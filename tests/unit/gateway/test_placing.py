@@ -69,7 +69,7 @@ async def test_a_prewarm_on_a_schedule_keeps_its_window(http):
 
 async def test_more_pins_than_the_engines_have_room_for_are_refused_with_numbers(http, registry, backend):
     backend.resident = replicas({})
-    backend.resident["demo"]["slots"] = 2
+    backend.resident["demo"]["replicas"][0]["slots"] = 2
     await post(http, "pin", 200, target="1")
     error = (await post(http, "pin", 409, target="2"))["error"]
     assert (error["reason"], error["limit"], error["value"]) == ("too_many_pins", 1, 2)

@@ -35,7 +35,7 @@ class Gateway:
     """A view and a promoter on the registry, driven by hand: `looks` lets it see and act once."""
 
     def __init__(self, registry: Registry, backend: ScriptedBackend, **settings: float) -> None:
-        self.view = RegistryView(registry, 0.05)
+        self.view = RegistryView(registry, 0.05, on_change=lambda entry: self.promoter.notice(entry))
         telling = Telling(WebhookSettings(), registry, None)
         self.promoter = Promoter(registry, self.view, backend, telling, **settings)
 
