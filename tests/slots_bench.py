@@ -9,13 +9,14 @@ from pathlib import Path
 from adapters.cache import Lease
 from adapters.errors import AdapterIncompatible
 from adapters.names import AdapterRef
-from adapters.types import LocalAdapter, ResolvedAdapter
+from adapters.types import WEIGHTS_FILE, FileDigest, LocalAdapter, ResolvedAdapter
 from serve_app.slots import EngineSlots
 
 
-def adapter(name: str, version: int = 1, num_modules: int = 4) -> ResolvedAdapter:
+def adapter(name: str, version: int = 1, num_modules: int = 4, size_bytes: int = 1) -> ResolvedAdapter:
     ref = AdapterRef("base", name, version)
-    return ResolvedAdapter(ref, hashlib.sha256(str(ref).encode()).hexdigest(), (), rank=8, num_modules=num_modules)
+    digest = hashlib.sha256(str(ref).encode()).hexdigest()
+    return ResolvedAdapter(ref, digest, (FileDigest(WEIGHTS_FILE, size_bytes, digest),), rank=8, num_modules=num_modules)
 
 
 class StrictEngine:

@@ -17,7 +17,7 @@ from tests.slots_bench import Bench, StrictEngine, adapter
 
 NAMES = [f"n{index}" for index in range(6)]
 CAPACITY = 3
-LONGEST_ANSWER_S = 3.0
+LONGEST_ANSWER_S = 8.0
 EXPECTED = (AdapterIncompatible, StoreUnreachable, AdapterLoading)
 names = st.sampled_from(NAMES)
 
@@ -48,7 +48,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = JumpingLoop()
-        self.bench = Bench(CAPACITY, clock_s=self.loop.time)
+        self.bench = Bench(CAPACITY, wait_s=600, clock_s=self.loop.time)
         engine = SlowEngine(CAPACITY)
         engine.slots, engine.whole = self.bench.slots, set()
         self.bench.engine = self.bench.slots._engine = engine
@@ -64,6 +64,12 @@ class SlotsMachine(RuleBasedStateMachine):
     @rule(name=names, answer_s=st.floats(0, LONGEST_ANSWER_S))
     def a_request_comes(self, name: str, answer_s: float) -> None:
         self.start(self.bench.request(adapter(name), answer_s))
+
+    @rule(crowd=st.lists(names, min_size=5, max_size=12))
+    def a_crowd_comes(self, crowd: list[str]) -> None:
+        for index, name in enumerate(crowd):
+            self.start(self.bench.request(adapter(name), LONGEST_ANSWER_S * index / len(crowd)))
+        self.run(1.5)
 
     @rule(name=names)
     def a_request_comes_that_does_not_wait(self, name: str) -> None:
