@@ -22,6 +22,8 @@ from adapters.settings import (
 )
 from gateway.settings import GatewaySettings
 
+MOST_ROOM = 64
+
 
 class AutoscalingSettings(Section):
     """How Ray Serve scales a base's replicas."""
@@ -48,7 +50,9 @@ class BaseModelSettings(Section):
     replicas: int | AutoscalingSettings = Field(default=1, description="Replicas, or their autoscaling.")
     max_ongoing_requests: int = Field(default=256, ge=1, description="Requests at once in one replica.")
     room: int | None = Field(
-        default=None, ge=1, description="Requests at once from which a replica counts as full; none takes `engine.max_num_seqs`."
+        default=None,
+        ge=1,
+        description="Requests at once from which a replica counts as full; none takes `engine.max_num_seqs`, at most 64.",
     )
     routing_stats_period_s: float = Field(default=0.5, gt=0, description="How often replicas are asked what they hold.")
     max_queued_requests: int = Field(default=1024, ge=-1, description="Requests that wait in one gateway; more are a 503.")
@@ -66,8 +70,9 @@ class BaseModelSettings(Section):
 
     @property
     def full_at(self) -> int:
-        """`room` where it is set, else the engine's own number of sequences at once; more than a replica takes it can't be."""
-        return min(self.room or self.engine.get("max_num_seqs") or self.max_ongoing_requests, self.max_ongoing_requests)
+        """`room` where it is set. An engine takes hundreds of sequences at once long after more replicas would answer faster."""
+        room = self.room or min(self.engine.get("max_num_seqs") or MOST_ROOM, MOST_ROOM)
+        return min(room, self.max_ongoing_requests)
 
     @field_validator("id")
     @classmethod

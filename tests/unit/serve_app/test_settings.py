@@ -87,3 +87,18 @@ def test_a_mistake_of_a_whole_section_shows_no_secret_of_it():
     with pytest.raises(InvalidRequest) as caught:
         parse_settings({"registry": registry, "bases": [{"id": "demo"}], "drop": {"url": "s3://b/drop", "base": "dmo"}})
     assert str(caught.value) == "`drop.base` is `dmo`, which is none of the bases"
+
+
+@pytest.mark.parametrize(
+    ("base", "full_at"),
+    [
+        ({}, 64),
+        ({"engine": {"max_num_seqs": 32}}, 32),
+        ({"engine": {"max_num_seqs": 256}}, 64),
+        ({"engine": {"max_num_seqs": 32}, "room": 100}, 100),
+        ({"room": 100, "max_ongoing_requests": 50}, 50),
+    ],
+)
+def test_a_replica_is_full_at_its_room_or_at_what_its_engine_runs_at_once(base, full_at):
+    settings = parse_settings({"registry": REGISTRY, "bases": [{**BASES[0], **base}]})
+    assert settings.bases[0].full_at == full_at
