@@ -59,7 +59,12 @@ class SlotsMachine(RuleBasedStateMachine):
         self.run(0)
 
     def run(self, seconds: float) -> None:
-        self.loop.run_until_complete(asyncio.sleep(seconds))
+        self.loop.run_until_complete(self._pass(seconds))
+
+    async def _pass(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        for _ in range(10):  # what was begun reaches the engine before the next event comes
+            await asyncio.sleep(0)
 
     @rule(name=names, answer_s=st.floats(0, LONGEST_ANSWER_S))
     def a_request_comes(self, name: str, answer_s: float) -> None:
