@@ -243,8 +243,8 @@ class AdapterCache:
 
     async def _download(self, adapter: ResolvedAdapter) -> None:
         try:
-            folder = await self._in_thread(self._folder.reserve, adapter)
-            await fetch_files(self._store, adapter, folder, self._settings, self._in_thread, self._meter)
+            reserving = self._in_thread(self._folder.reserve, adapter)
+            await fetch_files(self._store, adapter, reserving, self._settings, self._in_thread, self._meter)
             await self._in_thread(self._folder.publish, adapter.digest)
         except BaseException:
             await self._in_thread(self._folder.discard, adapter.digest)

@@ -50,16 +50,30 @@ def plan_ranges(files: tuple[FileDigest, ...], range_bytes: int) -> Iterator[Byt
 
 
 async def fetch_files(
-    store: Store, adapter: ResolvedAdapter, folder: Path, settings: CacheSettings, in_thread: InThread, meter: Meter = NULL_METER
+    store: Store,
+    adapter: ResolvedAdapter,
+    reserving: Awaitable[Path],
+    settings: CacheSettings,
+    in_thread: InThread,
+    meter: Meter = NULL_METER,
 ) -> None:
-    """Leaves the adapter's files in `folder`, complete and verified; syncing them to the disk is the caller's business.
+    """Leaves the adapter's files in the folder that `reserving` gives, complete and verified; syncing them is the caller's part.
 
-    One window of `fetch_concurrency` ranges runs over all files, so that the small one costs no round trip of its own. A file
-    whose digest differs is read once more, since wires and proxies damage bytes too. The store has its own retries; an error of
-    its own ends the fetch. Raises AdapterCorrupt, the store's errors other than StoreMissing, and OSError; what lies in
-    `folder` is void then.
+    Making room may take as long as writing, so reading begins beside it. One window of `fetch_concurrency` ranges runs over all
+    files, so that the small one costs no round trip of its own. A file whose digest differs is read once more, since wires and
+    proxies damage bytes too. The store has its own retries; an error of its own ends the fetch. Raises AdapterCorrupt, the
+    store's errors other than StoreMissing, OSError, and what `reserving` raises; what lies in the folder is void then.
     """
-    fetch = _Fetch(store, adapter.digest, folder, settings, in_thread, meter)
+    folder = asyncio.ensure_future(reserving)
+    try:
+        fetch = _Fetch(store, adapter.digest, folder, settings, in_thread, meter)
+        await _fetch_twice(fetch, adapter, meter)
+    finally:
+        # It ends before the caller cleans up after it.
+        await asyncio.gather(folder, return_exceptions=True)
+
+
+async def _fetch_twice(fetch: _Fetch, adapter: ResolvedAdapter, meter: Meter) -> None:
     left = adapter.files
     for _ in range(READS_OF_A_FILE):
         left = await fetch.read(left)
@@ -71,17 +85,21 @@ async def fetch_files(
 
 
 class FileSink:
-    """A file of known size and digest: written in any order, hashed from its beginning to its end. `write` and `hash` block;
-    one thread may hash while others write."""
+    """A file of known size and digest: hashed from its beginning to its end, and, once it is open, written in any order.
+    `hash` and `write` block; one thread may hash while others write."""
 
-    def __init__(self, path: Path, expected: FileDigest) -> None:
+    def __init__(self, expected: FileDigest) -> None:
         self._expected = expected
         self._hash = hashlib.sha256()
-        # The file exists at full size: reserving room made it.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        self._fd: int | None = None
+
+    def open(self, folder: Path) -> None:
+        """The file exists in `folder`, at full size: reserving room made it. Raises OSError."""
+        self._fd = os.open(folder / self._expected.name, os.O_WRONLY | os.O_CLOEXEC)
 
     def write(self, start: int, data: Data) -> None:
         """Puts `data` where it belongs. Raises OSError."""
+        assert self._fd is not None, "opened before"
         view = memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, start)
@@ -96,14 +114,21 @@ class FileSink:
         return self._hash.hexdigest() == self._expected.sha256
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
 
 
 class _Fetch:
-    """The reading of one adapter's files into one folder."""
+    """The reading of one adapter's files into one folder, which may still be on its way."""
 
     def __init__(
-        self, store: Store, digest: str, folder: Path, settings: CacheSettings, in_thread: InThread, meter: Meter
+        self,
+        store: Store,
+        digest: str,
+        folder: asyncio.Future[Path],
+        settings: CacheSettings,
+        in_thread: InThread,
+        meter: Meter,
     ) -> None:
         self._store = store
         self._digest = digest
@@ -114,7 +139,7 @@ class _Fetch:
 
     async def read(self, files: tuple[FileDigest, ...]) -> tuple[FileDigest, ...]:
         """Reads `files` into the folder; gives those whose digest differs."""
-        sinks = {file.name: FileSink(self._folder / file.name, file) for file in files}
+        sinks = {file.name: FileSink(file) for file in files}
         # SHA-256 takes most of the time and can't be split: it has a thread of its own, which never waits for the event loop.
         hashing = ThreadPoolExecutor(1, thread_name_prefix="adapter-hash")
         try:
@@ -128,18 +153,24 @@ class _Fetch:
     async def _read_all(self, parts: Iterator[ByteRange], sinks: dict[str, FileSink], hashing: Executor) -> None:
         """Reads and writes parts in whatever order they come, at most `fetch_concurrency` at once; hashes them in theirs.
 
-        A part counts until it is hashed, so no more than that many are in memory at any time.
+        A part counts until it is hashed and written, so no more than that many are in memory at any time.
         """
         loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(self._settings.fetch_concurrency)
 
+        async def open_all() -> None:
+            folder = await asyncio.shield(self._folder)
+            for sink in sinks.values():
+                sink.open(folder)
+
         async def bring(part: ByteRange, turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
             sink = sinks[part.file.name]
             data = await self._read_range(part)
-            await self._in_thread(sink.write, part.start, data)
             await turn
             hashed = loop.run_in_executor(hashing, sink.hash, data)
             next_turn.set_result(None)
+            await opened
+            await self._in_thread(sink.write, part.start, data)
             await hashed
             room.release()
 
@@ -147,6 +178,7 @@ class _Fetch:
         turn.set_result(None)
         try:
             async with asyncio.TaskGroup() as tasks:
+                opened = tasks.create_task(open_all())
                 for part in parts:
                     await room.acquire()
                     next_turn = loop.create_future()

@@ -236,6 +236,28 @@ async def test_ranges_that_come_in_the_wrong_order_make_the_right_file(make_cach
     assert store.answered == sorted(store.answered, reverse=True)
 
 
+async def test_reading_begins_while_room_is_being_made_but_does_not_run_ahead_of_it(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1, 20 * RANGE), make_cache(concurrency=3)
+    room, reserve = threading.Event(), CacheFolder.reserve
+    monkeypatch.setattr(CacheFolder, "reserve", lambda *args: room.wait(5) and reserve(*args))
+    fetching = asyncio.create_task(cache.fetch(adapter))
+    await until(lambda: store.count("get_range") == 3)
+    await asyncio.sleep(0.02)
+    assert store.count("get_range") == 3
+    room.set()
+    assert await fetching
+
+
+async def test_no_room_ends_a_fetch_whose_reads_hang(store: FakeStore, make_cache: MakeCache) -> None:
+    adapter, cache = await published(store, 1), make_cache(budget=SIZE - 1)
+    store.gate = asyncio.Event()
+    with pytest.raises(DiskFull):
+        await cache.fetch(adapter)
+    assert store.running == 0
+
+
 async def test_fetch_brings_an_adapter_to_the_disk_and_keeps_no_lease(store: FakeStore, make_cache: MakeCache) -> None:
     adapter, cache = await published(store, 1), make_cache()
     assert await cache.fetch(adapter)
@@ -452,13 +474,10 @@ async def test_a_disk_that_fails_to_sync_keeps_nothing_that_it_may_have_lost(
     store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "bad disk")
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fail)
+        disk = SlowDisk(patched, OSError(errno.EIO, "bad disk"))
         assert await use(cache, adapter)
+        disk.go_on()
         await until(lambda: not cache.has(adapter.digest))
     assert await use(cache, adapter)
 
@@ -480,10 +499,11 @@ async def test_what_is_being_synced_is_deleted_only_after_that(
 
 
 class SlowDisk:
-    """`fsync` waits until `go_on`."""
+    """`fsync` waits until `go_on`, and then may fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> None:
         self.asked = False
+        self._error = error
         self._gate = threading.Event()
         monkeypatch.setattr(os, "fsync", self._fsync)
 
@@ -493,6 +513,8 @@ class SlowDisk:
     def _fsync(self, fd: int) -> None:
         self.asked = True
         assert self._gate.wait(5)
+        if self._error:
+            raise self._error
 
 
 def writable(cache: AdapterCache, adapter: ResolvedAdapter) -> bool:
@@ -521,16 +543,22 @@ def boots(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 # The folder removed under the feet
 
 
+def pull_away(folder: Path) -> None:
+    """Removes the folder, also while somebody writes into it."""
+    while folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 async def test_a_removed_cache_is_made_anew_by_the_next_lease(store: FakeStore, make_cache: MakeCache, tmp_path: Path) -> None:
     adapter, other, cache = await published(store, 1), await published(store, 2), make_cache()
     lease = await cache.lease(adapter)
     await use(cache, other)
     await cache.close()
-    shutil.rmtree(tmp_path)
+    pull_away(tmp_path)
     assert (cache.has(adapter.digest), cache.entries(), cache.used_bytes()) == (False, [], 0)
     cache = make_cache()
     assert await use(cache, other)
-    shutil.rmtree(tmp_path)
+    pull_away(tmp_path)
     assert await cache.remove(adapter.digest)
     assert await cache.sweep() == 0
     lease.release()
@@ -541,7 +569,7 @@ async def test_a_lease_from_before_the_removal_protects_what_was_fetched_after_i
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     first = await cache.lease(adapter)
-    shutil.rmtree(tmp_path)
+    pull_away(tmp_path)
     second = await cache.lease(adapter)
     assert second.fetched
     neighbour = make_cache()
@@ -559,7 +587,7 @@ async def test_a_fetch_survives_the_removal_of_the_folder_that_it_writes_to(
     store.gate = asyncio.Event()
     waiter = asyncio.create_task(cache.lease(adapter))
     await until(lambda: store.running > 0)
-    shutil.rmtree(tmp_path)
+    pull_away(tmp_path)
     store.gate.set()
     async with await waiter as lease:
         assert (lease.local.path / WEIGHTS_FILE).read_bytes() == adapter_of(1)[1]
@@ -766,6 +794,7 @@ async def test_nothing_holds_up_the_event_loop_during_a_fetch(
     for owner, name in blocking:
         monkeypatch.setattr(owner, name, _watched(getattr(owner, name), name, seen))
     await use(cache, adapter)
+    await until(lambda: any(name == "fsync" for name, _ in seen))
     assert await cache.remove(adapter.digest)
     assert seen == {(name, False) for _, name in blocking}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -87,11 +88,11 @@ async def crowd(cache: AdapterCache, adapters: list[ResolvedAdapter], folder: Pa
 
 
 async def storm(cache: AdapterCache, adapters: list[ResolvedAdapter], number: int) -> None:
-    """Every adapter again and again, each time from another one on."""
-    for turn in range(STORM_TURNS):
-        adapter = adapters[(turn + os.getpid() * (number + 1)) % len(adapters)]
+    """Any adapter, again and again."""
+    dice = random.Random(f"{os.getpid()} {number}")
+    for _ in range(STORM_TURNS):
         try:
-            await use(cache, adapter)
+            await use(cache, dice.choice(adapters))
         except DiskFull:
             await asyncio.sleep(0.002)
 
@@ -227,7 +228,7 @@ def test_the_budget_holds_to_the_byte_while_processes_of_a_crowded_node_are_kill
     cache = CacheFolder(folder, STORM_BUDGET)
     cache.sweep()
     assert 4 * SIZE < max(seen) <= STORM_BUDGET
-    assert len(log.read_text().splitlines()) > 150 * 6, "hundreds of fetches ran"
+    assert len(log.read_text().splitlines()) > 100 * 6, "hundreds of fetches ran"
     assert bytes_on_disk(folder) == cache.used_bytes() <= STORM_BUDGET
     assert all(is_whole(cache.path(entry.digest)) for entry in cache.entries())
 
