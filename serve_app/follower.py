@@ -11,15 +11,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from adapters.cache import AdapterCache, Lease
 from adapters.errors import AdapterRefused, InternalError, LoraMuxError
 from adapters.names import AdapterRef
-from adapters.types import WarmTier
-from serve_app.mending import Mender
+from adapters.types import ResolvedAdapter, WarmTier
 from serve_app.slots import EngineSlots
 from serve_app.wishes import TOO_MANY_PINS, Wanted, Wish
 
@@ -57,6 +56,7 @@ class _Trouble:
 class Follower:
     """Owns the holds that the wishes ask for and the leases of what stays on the disk. Belongs to the replica's event loop.
 
+    `warm(adapter, urgent)` brings an adapter into the engine and raises what keeps it out.
     `linger_s`: how long the slot of a promotion stays held after the move, until the requests that follow the alias have come.
     """
 
@@ -64,7 +64,7 @@ class Follower:
         self,
         slots: EngineSlots,
         cache: AdapterCache,
-        mender: Mender,
+        warm: Callable[[ResolvedAdapter, bool], Awaitable[None]],
         *,
         linger_s: float,
         on_change: Callable[[], None] = lambda: None,
@@ -72,7 +72,7 @@ class Follower:
     ) -> None:
         self._slots = slots
         self._cache = cache
-        self._mender = mender
+        self._warm = warm
         self._linger_s = linger_s
         self._on_change = on_change
         self._clock_s = clock_s
@@ -192,7 +192,7 @@ class Follower:
             if lane == "fetch":
                 await self._fetch(wish)
             else:
-                await self._mender.load(wish.adapter, lambda: self._slots.warm(wish.adapter, urgent=lane == "promote"))
+                await self._warm(wish.adapter, lane == "promote")
         except LoraMuxError as error:
             self._failed(wish, error)
         except Exception:

@@ -14,12 +14,7 @@ from ray import serve
 from ray.serve.llm import LLMConfig, LLMServer
 
 from adapters.cache import AdapterCache
-from adapters.errors import (
-    AdapterIncompatible,
-    InvalidRequest,
-    LoraMuxError,
-    StoreError,
-)
+from adapters.errors import InvalidRequest, LoraMuxError, StoreError
 from adapters.names import AdapterRef
 from adapters.registry import Registry
 from adapters.store import open_store
@@ -72,6 +67,7 @@ class Replica(LLMServer):
             cache_dir=settings.cache.dir,
             poll_interval_s=settings.registry.poll_interval_s,
             prewarm_on_publish=settings.prewarm_on_publish == "disk",
+            max_rank=self._vllm.lora.max_lora_rank,
         )
         rank, world_size = _whereabouts()
         return Resident(options, registry, cache, slots, rank=rank, world_size=world_size, meter=meter)
@@ -165,14 +161,6 @@ class Replica(LLMServer):
             return None
         if self._resident is None:
             raise InvalidRequest(f"`{request.base}` takes no adapters", param="model")
-        limit = self._vllm.lora.max_lora_rank
-        if request.adapter.rank > limit:
-            raise AdapterIncompatible(
-                f"`{request.ref}` has rank {request.adapter.rank}; this base takes at most {limit}",
-                reason="rank_too_large",
-                limit=limit,
-                value=request.adapter.rank,
-            )
         return await self._resident.use(request.adapter, wait=request.wait_cold)
 
     async def _ask(self, request: ResolvedRequest) -> asgi_call.Answer:

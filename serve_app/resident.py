@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from adapters import metrics
 from adapters.cache import AdapterCache
-from adapters.errors import LoraMuxError
+from adapters.errors import AdapterIncompatible, LoraMuxError
 from adapters.metrics import NULL_METER, Meter
 from adapters.names import AdapterRef
 from adapters.registry import Registry
@@ -49,12 +49,14 @@ JUST_NOW_S = 300.0  # since a publication; clocks may be apart
 
 @dataclass(frozen=True, slots=True)
 class ResidentOptions:
-    """`cache_dir` is where the usage of the last run is kept; `prewarm_on_publish` brings new versions to the disk."""
+    """`cache_dir` is where the usage of the last run is kept; `prewarm_on_publish` brings new versions to the disk; `max_rank` is
+    the engine's limit, None for one without."""
 
     base: str
     cache_dir: Path
     poll_interval_s: float
     prewarm_on_publish: bool = True
+    max_rank: int | None = None
 
 
 class Resident:
@@ -84,7 +86,7 @@ class Resident:
         self._settled = asyncio.Event()  # the registry was looked at, and all that was wished for then was tried
         self._looked = asyncio.Event()
         # A gateway sees the move up to one poll later than this replica, and so does the request that it sends.
-        self._follower = Follower(slots, cache, self._mender, linger_s=2 * options.poll_interval_s + 1, on_change=self._wake.set)
+        self._follower = Follower(slots, cache, self._warm, linger_s=2 * options.poll_interval_s + 1, on_change=self._wake.set)
         self._meant: dict[str, AdapterEntry] = {}  # by name: adapters with directives or pending moves
         self._asked: dict[AdapterRef, Wish] = {}
         self._known: OrderedDict[AdapterRef, ResolvedAdapter] = OrderedDict()
@@ -138,6 +140,7 @@ class Resident:
     async def use(self, adapter: ResolvedAdapter, *, wait: bool = True) -> SlotUse:
         """A hold on the adapter's slot, loading it first if need be. Raises what `EngineSlots.use` raises, and AdapterCorrupt
         where the engine refused files that are damaged on the disk and in the store."""
+        self._check_rank(adapter)
         self._remember(adapter)
         self._is_saved = False
         return await self._mender.load(adapter, lambda: self._slots.use(adapter, wait=wait))
@@ -148,7 +151,22 @@ class Resident:
         if tier == "disk":
             await self._cache.fetch(adapter)
         else:
-            await self._mender.load(adapter, lambda: self._slots.warm(adapter))
+            await self._warm(adapter, False)
+
+    async def _warm(self, adapter: ResolvedAdapter, urgent: bool) -> None:
+        self._check_rank(adapter)
+        await self._mender.load(adapter, lambda: self._slots.warm(adapter, urgent=urgent))
+
+    def _check_rank(self, adapter: ResolvedAdapter) -> None:
+        """Says it better than the engine, which would have to read the files for it."""
+        limit = self._options.max_rank
+        if limit is not None and adapter.rank > limit:
+            raise AdapterIncompatible(
+                f"`{adapter.ref}` has rank {adapter.rank}; this base takes at most {limit}",
+                reason="rank_too_large",
+                limit=limit,
+                value=adapter.rank,
+            )
 
     async def evict(self, ref: AdapterRef, tier: EvictTier) -> Outcome:
         """Takes the adapter out of the engine, with `remote` off the disk as well. `tier` is where it is then, `reason` why it is
@@ -280,11 +298,16 @@ class Resident:
     def _step(self) -> None:
         now_s, resident = self._now_s(), self._slots.resident()
         wishes = [wish for entry in self._meant.values() for wish in wishes_of(entry, self._seat, resident, now_s)]
-        asked = [wish for wish in self._asked.values() if self._is_served(wish.ref)]
-        self._follower.follow(choose([*wishes, *asked], self._seat.slots))
-        for account in self._follower.accounts().values():
-            if account.state == "ready" and self._asked.get(account.wish.ref) == account.wish:
-                del self._asked[account.wish.ref]
+        self._asked = {ref: wish for ref, wish in self._asked.items() if self._is_served(ref)}
+        self._follower.follow(choose([*wishes, *self._asked.values()], self._seat.slots))
+        accounts = self._follower.accounts()
+        self._asked = {ref: wish for ref, wish in self._asked.items() if not self._is_over(wish, accounts.get(ref))}
+
+    def _is_over(self, wish: Wish, account: Account | None) -> bool:
+        """Whether nothing is left to do for a wish of this process: it is there, or it was tried."""
+        if account is not None and account.wish.key == wish.key:
+            return account.state != "loading"
+        return self._tier(wish.ref) in ("engine", wish.tier)
 
     # Remembering and measuring
 

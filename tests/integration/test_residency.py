@@ -8,10 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import openai
 import psutil
 import pytest
 
+from adapters.names import AdapterRef
 from adapters.registry import Registry
 from adapters.store import open_store
 from adapters.types import By, Directive
@@ -129,8 +131,6 @@ async def test_an_engine_that_dies_takes_its_replica_along_and_loses_no_request(
 async def test_a_file_that_was_damaged_on_the_disk_is_fetched_again_and_answers(stack, ask, cold):
     ((name, sentence),) = cold(1).items()
     await ask(f"demo:{name}")
-    for other in cold(0) or ():
-        await ask(f"demo:{other}")
     await asyncio.to_thread(leave_the_engine, stack, name)
     weights = stack.folder / "cache" / digest_of(stack, name) / "adapter_model.safetensors"
     weights.chmod(0o644)
@@ -141,15 +141,56 @@ async def test_a_file_that_was_damaged_on_the_disk_is_fetched_again_and_answers(
     assert fetches(stack) == 1
 
 
-def leave_the_engine(stack, name: str) -> None:
-    import json
-    import urllib.request
+def post(stack, path: str, **fields: Any) -> httpx.Response:
+    return httpx.post(stack.url + path, json={"base": "demo", **fields}, timeout=60)
 
-    body = json.dumps({"base": "demo", "name": name, "version": 1, "tier": "disk"}).encode()
-    request = urllib.request.Request(f"{stack.url}/registry/v1/evict", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30):
-        pass
+
+def leave_the_engine(stack, name: str) -> None:
+    post(stack, "/registry/v1/evict", name=name, version=1, tier="disk").raise_for_status()
     stack.wait_until(lambda: row(stack, name).get("tier") != "engine")
+
+
+@pytest.fixture
+def second(cold, publish, artifacts) -> tuple[str, str, str]:
+    """An adapter with two versions, the first of them in production: its name and the sentences of both."""
+    (one, sentence), (other, second_sentence) = cold(2).items()
+    publish(one, artifacts / "adapters" / other, promote=False)
+    return one, sentence, second_sentence
+
+
+async def test_all_that_is_asked_after_a_promotion_is_answered_from_the_engine(stack, ask, aclient, second):
+    name, old, new = second
+    assert await ask(f"demo:{name}") == (f"demo:{name}@1", old)
+    stop, answers = asyncio.Event(), []
+
+    async def steady() -> None:
+        while not stop.is_set():
+            answers.append(await ask(f"demo:{name}"))
+
+    asking = [asyncio.create_task(steady()) for _ in range(3)]
+    moved = await asyncio.to_thread(post, stack, "/registry/v1/promote", name=name, version=2)
+    assert moved.status_code == 200, moved.text
+    tiers = [await tier_of(aclient, f"demo:{name}") for _ in range(20)]
+    stop.set()
+    await asyncio.gather(*asking)
+    assert tiers == ["engine"] * 20
+    assert set(answers) <= {(f"demo:{name}@1", old), (f"demo:{name}@2", new)}
+    assert answers[-1] == (f"demo:{name}@2", new)
+
+
+async def test_a_promotion_to_what_cannot_be_loaded_leaves_the_alias_and_says_why(stack, registry: Registry, ask, second):
+    name, old, _ = second
+    digest = (await registry.manifest(AdapterRef("demo", name, 2))).digest
+    key = f"blobs/{digest}/adapter_model.safetensors"
+    good = (await registry.store.get(key)).data
+    await registry.store.delete(key)
+    try:
+        failed = await asyncio.to_thread(post, stack, "/registry/v1/promote", name=name, version=2)
+        assert failed.status_code == 409, failed.text
+        assert "blob_missing" in failed.text
+        assert await ask(f"demo:{name}") == (f"demo:{name}@1", old)
+    finally:
+        await registry.store.put(key, good)
 
 
 async def test_a_version_that_cannot_be_loaded_is_reported_with_the_reason(stack, registry: Registry, ask, publish, cold):

@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -295,6 +296,14 @@ class TestFailures:
         assert node.state("base:good@1") == ("ready", None)
         await asyncio.sleep(10 * POLL_S)
         assert node.engine.loads.count(AdapterRef("base", "bad", 1)) == 1, "it is not tried again at once"
+
+    async def test_a_rank_over_the_engines_limit_is_refused_without_a_fetch(self, node: Node) -> None:
+        await node.publish("maze")
+        node.resident._options = replace(node.resident._options, max_rank=4)
+        with pytest.raises(AdapterIncompatible) as caught:
+            await node.request("base:maze")
+        assert (caught.value.reason, caught.value.limit, caught.value.value) == ("rank_too_large", 4, 8)
+        assert not node.files(await node.adapter("base:maze")).exists()
 
     async def test_a_wish_is_tried_again_when_its_trouble_may_be_over(self, node: Node) -> None:
         await node.publish("maze")
