@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -31,6 +32,7 @@ from serve_app.warmup import warm
 
 log = logging.getLogger(__name__)
 
+REPORT_WAIT_S = 10.0
 REPORT_AGAIN_S = 5.0
 
 ReplyItem = tuple[ReplyHead, bytes] | bytes | LoraMuxError
@@ -56,7 +58,9 @@ class Replica(LLMServer):
         if self._vllm.lora is not None:
             self._resident = self._make_resident(registry, meter)
             await self._resident.start(settings.warm_start_s)
-        await tried.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REPORT_WAIT_S):
+                await tried.wait()
 
     def _make_resident(self, registry: Registry, meter: RayMeter) -> Resident:
         settings = self._settings
@@ -81,7 +85,7 @@ class Replica(LLMServer):
 
     def reconfigure(self, user_config: Any, rank: Any) -> None:
         """Serve tells a new rank."""
-        if self._resident is not None:
+        if self._resident is not None and rank is not None:
             self._resident.set_rank(rank.rank, _whereabouts()[1])
 
     async def record_routing_stats(self) -> dict[str, Any]:
