@@ -1,0 +1,47 @@
+"""`python -m serve_app.simulation policies|placement`: prints the tables of serve_app/README.md."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+@app.callback()
+def about() -> None:
+    """What production's decisions do on made-up traces, without an engine."""
+
+
+@app.command()
+def policies(requests: Annotated[int, typer.Option(help="Requests in each trace.")] = 20_000) -> None:
+    """Which slot and which file goes, beside other rules and the optimum. Some minutes on one core."""
+    from serve_app.simulation import policies as tables
+
+    for title, lines in (
+        ("Slots: requests that miss", tables.slots_table(requests)),
+        ("Our rule with other half-lives", tables.half_lives_table(requests)),
+        ("Disk: leases that fetch", tables.disk_table(requests)),
+    ):
+        typer.echo(f"{title}\n")
+        for line in lines:
+            typer.echo(line)
+        typer.echo()
+
+
+@app.command()
+def placement(
+    requests: Annotated[int, typer.Option(help="Requests in each run, at least; 400 for each replica if that is more.")] = 40_000,
+    replicas: Annotated[list[int], typer.Option(help="Numbers of replicas; each has a hundred adapters.")] = [10, 100, 1000],  # noqa: B006
+    exponent: Annotated[list[float], typer.Option(help="Exponents of Zipf.")] = [0.9, 1.2],  # noqa: B006
+) -> None:
+    """Where requests go, beside Ray's multiplexing. Some minutes on one core."""
+    from serve_app.simulation.placement import table
+
+    for line in table(requests, tuple(replicas), tuple(exponent)):
+        typer.echo(line)
+
+
+if __name__ == "__main__":
+    app()
