@@ -75,6 +75,7 @@ class AdapterCache:
         self._meter = meter
         self._settings = settings
         self._folder = CacheFolder(settings.dir, settings.budget_bytes)
+        self._folder.begin()
         self._holds: dict[str, _Hold] = {}
         self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
         self._sealing: set[asyncio.Future[bool]] = set()

@@ -63,9 +63,6 @@ class CacheFolder:
         self._boots = self.root / ".boot"
         self._boot = _boot_id()
         self._sizes: dict[str, int] = {}  # of finished folders, which never change size; replaced whole, never edited
-        if not self._is_begun():
-            with self._budget():
-                pass
 
     # What is there
 
@@ -137,6 +134,7 @@ class CacheFolder:
     def reserve(self, adapter: ResolvedAdapter) -> Path:
         """A folder with the adapter's files at full size, still to be filled. Raises DiskFull or OSError; then `discard`."""
         with self._budget():
+            self._begin_boot()
             self._drop_dead()
             self.discard(adapter.digest)
             self._drop_damaged(adapter.digest)
@@ -276,6 +274,7 @@ class CacheFolder:
     def sweep(self) -> int:
         """Takes back what is whole of what dead processes and a power loss left, clears the rest away, then evicts down to
         the budget. Returns the half-written folders removed. What nobody sealed is sealed."""
+        self.begin()
         self._take_back()
         with self._budget():
             dropped = self._drop_dead()
@@ -326,22 +325,27 @@ class CacheFolder:
     def _budget(self) -> Iterator[None]:
         lock = FileLock.take_blocking(self._locks / _BUDGET)
         try:
-            if not self._is_begun():
-                self._begin()
             yield
         finally:
             lock.release()
 
     # Boots
 
+    def begin(self) -> None:
+        """For who is going to use what is there: takes what an earlier boot left unsealed out of sight. Looking alone, as
+        commands do, needs no begin and changes nothing."""
+        if not self._is_begun():
+            with self._budget():
+                self._begin_boot()
+
     def _is_begun(self) -> bool:
         return self._tmp.is_dir() and (self._boots / self._boot).exists()
 
-    def _begin(self) -> None:
-        """Makes the folders, also where somebody removed them, and takes what an earlier boot left unsealed out of sight.
-
-        The budget lock is held, so nothing of this boot is there yet, unless it is leased.
-        """
+    def _begin_boot(self) -> None:
+        """Also makes the folders where somebody removed them. The budget lock is held, so nothing of this boot is there yet,
+        unless it is leased."""
+        if self._is_begun():
+            return
         for folder in (self._tmp, self._boots):
             folder.mkdir(parents=True, exist_ok=True)
         for digest in self._digests(self.root):

@@ -443,6 +443,21 @@ async def test_what_was_not_synced_before_a_power_loss_is_hashed_before_it_is_us
     assert cache.used_bytes() == SIZE
 
 
+async def test_looking_at_a_cache_after_a_power_loss_shows_all_of_it_and_changes_nothing(
+    store: FakeStore, make_cache: MakeCache, boots: Boots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    with monkeypatch.context() as patched:
+        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        await use(cache, adapter)
+        await cache.close()
+    boots.next()
+    looking = CacheFolder(tmp_path, SIZE)
+    assert [entry.digest for entry in looking.entries()] == [adapter.digest]
+    assert looking.remove(adapter.digest)
+    assert bytes_on_disk(tmp_path) == 0
+
+
 async def test_without_a_sweep_what_was_not_synced_before_a_power_loss_is_fetched_again(
     store: FakeStore, make_cache: MakeCache, boots: Boots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
