@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 DOUBT_S = 1.0  # a replica that the cluster could not reach is left alone for so long
 REPORT_LAG_S = 1.5  # until what a replica began shows in its report, with some to spare
-MAX_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 0.2
 
 
 def router_config(room: int, stats_period_s: float) -> RequestRouterConfig:
@@ -49,6 +49,7 @@ class AffinityRouter(RequestRouter):
 
     def initialize_state(self, room: int) -> None:
         self._placement = Placement(room)
+        self._by_name: dict[str, RunningReplica] = {}
         self._doubted: dict[str, float] = {}  # replica to the loop's time until which it counts as out of reach
         self._adding: set[asyncio.Future[Any]] = set()
 
@@ -66,27 +67,28 @@ class AffinityRouter(RequestRouter):
         # otherwise Serve asks again without a pause
         pending_request.routing_context.should_backoff = True
         request = _resolved(pending_request)
-        ids = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         try:
-            choice = self._placement.choose(request.ref if request else None, lambda name: self._load(ids.get(name)))
+            choice = self._placement.choose(request.ref if request else None, self._load)
         except LookupError:
             return []
         if request:
             self._give(pending_request, request.ref, choice.replica)
-            if choice.add and request.adapter and choice.add in ids:
-                self._add(ids[choice.add], pending_request, request.adapter)
-        return [[ids[choice.replica]]] if choice.replica in ids else []
+            if choice.add and request.adapter:
+                self._add(self._by_name[choice.add], pending_request, request.adapter)
+        return [[self._by_name[choice.replica]]]
 
     # -- what Serve tells --------------------------------------------------------------------------------------------
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
+        self._placement.update({name: Reported.of(replica.routing_stats) for name, replica in self._by_name.items()})
         super().update_replicas(replicas)
-        self._placement.update({replica.replica_id.unique_id: Reported.of(replica.routing_stats) for replica in replicas})
         self._doubted = {name: until for name, until in self._doubted.items() if until > self._event_loop.time()}
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
         self._placement.forget(replica_id.unique_id)
+        self._by_name.pop(replica_id.unique_id, None)
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_unavailable(replica_id)
@@ -111,15 +113,16 @@ class AffinityRouter(RequestRouter):
         else:
             self._placement.sent(request_id)
 
-    def _load(self, replica: RunningReplica | None) -> float:
+    def _load(self, name: str) -> float:
         """The replica's requests at once. One that Serve has not heard of for a while is taken at this router's own count:
         to ask first, as Serve does, costs a round, and a replica that is busy loading answers too late to be chosen at all."""
-        if replica is None or self._doubted.get(replica.replica_id.unique_id, 0) > self._event_loop.time():
+        if self._doubted and self._doubted.get(name, 0) > self._event_loop.time():
             return OUT_OF_REACH
-        heard = self.replica_queue_len_cache.get(replica.replica_id)
+        replica_id = self._by_name[name].replica_id
+        heard = self.replica_queue_len_cache.get(replica_id)
         if heard is None:
-            heard = self._placement.sent_to(replica.replica_id.unique_id)
-            self.replica_queue_len_cache.update(replica.replica_id, heard)
+            heard = self._placement.sent_to(name)
+            self.replica_queue_len_cache.update(replica_id, heard)
         return heard
 
     # -- one more owner ----------------------------------------------------------------------------------------------

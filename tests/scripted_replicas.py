@@ -92,7 +92,7 @@ class ScriptedReplica:
         return {"replica": self._id} | await self._resident.evict(AdapterRef.parse(ref), tier)
 
     async def prewarm(self, adapter: ResolvedAdapter, tier: WarmTier) -> None:
-        self._resident.prewarm(adapter, tier)
+        await self._resident.prewarm(adapter, tier)
 
     async def answer(self, request: ResolvedRequest) -> AsyncIterator[Any]:
         self._running += 1

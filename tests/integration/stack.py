@@ -76,30 +76,34 @@ def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
 class Stack:
     """A running LoraMux: `url`, its registry, its store, and its processes to kill."""
 
-    def __init__(self, folder: Path, seaweed: Seaweed, bases: dict[str, Path]) -> None:
+    def __init__(
+        self, folder: Path, seaweed: Seaweed, bases: dict[str, Path], *, prefix: str = "stack", more: dict[str, Any] | None = None
+    ) -> None:
+        """`prefix` keeps stacks of one run apart in the store; `more` are further settings of each base."""
         port = free_port()
         self.folder = folder
         self.seaweed = seaweed
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        store = seaweed.settings("stack/registry", retry_timeout_s=1.0, connect_timeout_s=1.0, request_timeout_s=10.0)
+        store = seaweed.settings(f"{prefix}/registry", retry_timeout_s=1.0, connect_timeout_s=1.0, request_timeout_s=10.0)
         self.registry = RegistrySettings.model_validate(store.model_dump() | {"poll_interval_s": 0.5})
-        self.drop = seaweed.direct("stack/drop")  # around the proxy, so that looking there counts nowhere
+        self.drop = seaweed.direct(f"{prefix}/drop")  # around the proxy, so that looking there counts nowhere
         self.config = folder / "loramux.yaml"
-        self.config.write_text(yaml.safe_dump(self._settings(bases, port)))
+        self.config.write_text(yaml.safe_dump(self._settings(bases, port, more or {})))
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _settings(self, bases: dict[str, Path], port: int) -> dict[str, Any]:
+    def _settings(self, bases: dict[str, Path], port: int, more: dict[str, Any]) -> dict[str, Any]:
         registry = self.registry.model_dump(mode="json")
         registry["secret_access_key"] = self.registry.secret_access_key.get_secret_value()
         drop = self.drop.model_dump(include={"url", "endpoint"}) | {"base": "demo", "interval_s": 0.5, "settle_s": 1}
         engines = {"demo": DEMO_ENGINE, "embed": POOLING_ENGINE}
+        common = CPU | COLD | more
         return {
             "registry": registry,
             **({"drop": drop} if "demo" in bases else {}),
             "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
             "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
-            "bases": [{"id": name, "source": str(path), "engine": engines[name], **CPU, **COLD} for name, path in bases.items()],
+            "bases": [{"id": name, "source": str(path), "engine": engines[name], **common} for name, path in bases.items()],
         }
 
     def start(self) -> None:
