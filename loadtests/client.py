@@ -56,17 +56,14 @@ def client(connections: int = 100) -> httpx2.AsyncClient:
 
 
 async def ask(http: httpx2.AsyncClient, url: str, model: str, events_s: list[float] | None = None, **fields: Any) -> Answer:
-    """One streamed chat request; `fields` go over those of the body. A failure is an answer too: status 0 if there was none."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 32,
-        "temperature": 0,
-        "stream": True,
-    }
+    """One streamed chat request, or a plain completion where `fields` hold a `prompt`; they go over those of the body. A failure
+    is an answer too: status 0 if there was none. `events_s` gets the client's clock at each data event, while they come."""
+    way = {} if "prompt" in fields else {"messages": HELLO}
+    path = "/v1/chat/completions" if way else "/v1/completions"
+    body = {"model": model, "max_tokens": 32, "temperature": 0, "stream": True} | way | fields
     heard, began_s = _Heard([] if events_s is None else events_s), time.perf_counter()
     try:
-        async with http.stream("POST", f"{url}/v1/chat/completions", json=body | fields) as response:
+        async with http.stream("POST", f"{url}{path}", json=body) as response:
             heard.headers(response.headers)
             async for line in response.aiter_lines():
                 heard.line(line)

@@ -27,10 +27,16 @@ class Fetches:
     def of(self, text: str = "") -> int:
         return sum(count for path, count in list(self._counts.items()) if text in path)
 
-    async def listen(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
-        self.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        return server
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._server.close()
+        connections = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port)
@@ -85,10 +91,11 @@ def counting(upstream: str) -> Iterator[Fetches]:
     fetches, loop = Fetches(upstream), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(fetches.listen(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(fetches.listen(), loop).result(10)
     try:
         yield fetches
     finally:
-        loop.call_soon_threadsafe(server.close)
+        asyncio.run_coroutine_threadsafe(fetches.close(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        loop.close()
