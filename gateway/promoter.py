@@ -11,16 +11,15 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from adapters.errors import DeadlineExceeded, LoraMuxError, StoreError, VersionConflict
-from adapters.names import AdapterRef
 from adapters.registry import Registry
 from adapters.registry.layout import AdapterName
 from adapters.registry.moments import unix_s
 from adapters.registry.promotion import Fail, Move, Wait, check_moved, decide
+from adapters.registry.standing import standing
 from adapters.registry.view import RegistryView
 from adapters.types import AdapterEntry, Head, PendingMove
 from gateway.backend import Backend
@@ -37,32 +36,6 @@ MOVES_AT_ONCE = 16
 WAIT_STEP_S = 0.05
 
 Residency = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How far the live replicas of a base are with a move; `failure` is why one of them could not load the version."""
-
-    ready: int
-    holders_of_old: int
-    live: int
-    failure: str | None
-
-
-def standing(replicas: Iterable[Mapping[str, Any]], entry: AdapterEntry, move: PendingMove) -> Standing:
-    """What replicas report, counted. Only a failure that belongs to this very move counts: an older one may have been mended."""
-    new = _ref(entry, move.version)
-    named = {entry.aliases.get(move.alias), *entry.weights.get(move.alias, {})} - {None, move.version}
-    olds = {_ref(entry, version) for version in named}
-    held = [report.get("adapters", {}) for report in replicas]
-    rows = [adapters[new] for adapters in held if new in adapters]
-    failures = (row.get("reason") or "load_failed" for row in rows if row["state"] == "failed" and row.get("move_id") == move.id)
-    return Standing(
-        ready=sum(map(_in_engine, rows)),
-        holders_of_old=sum(any(_in_engine(adapters[old]) for old in olds & adapters.keys()) for adapters in held),
-        live=len(held),
-        failure=next(failures, None),
-    )
 
 
 class Promoter:
@@ -217,11 +190,3 @@ class Promoter:
             return True
         now = time.monotonic()
         return now - self._ripe_at.setdefault(move.id, now) >= self._stand_back_s
-
-
-def _ref(entry: AdapterEntry, version: int) -> str:
-    return str(AdapterRef(entry.base, entry.name, version))
-
-
-def _in_engine(row: Mapping[str, Any]) -> bool:
-    return row["tier"] == "engine" and row["state"] == "ready"

@@ -12,7 +12,8 @@ Refusal = tuple[int, dict[str, Any]]
 
 class StubGateway:
     """`says` maps a model to its text, `logprobs` to those of its tokens, `refusals` to what it says instead, first to last;
-    `refs` a model field to the model that answers. `asked` holds route and model of each request."""
+    `refs` a model field to the model that answers, `evicts` is what replicas say to an eviction. `asked` holds route and
+    model of each request."""
 
     def __init__(self) -> None:
         self.says: dict[str, str] = {}
@@ -21,6 +22,7 @@ class StubGateway:
         self.resident: dict[str, dict[str, Any]] = {}
         self.adapters: dict[str, dict[str, Any]] = {}
         self.refs: dict[str, str] = {}
+        self.evicts: list[dict[str, Any]] = []
         self.embeds = False
         self.late_headers = False
         self.asked: list[tuple[str, str | None]] = []
@@ -51,6 +53,9 @@ class StubGateway:
                 "object": "list",
                 "data": [*({"id": base} for base in self.resident or ("tiny/base",)), {"id": "tiny/base:parrot"}],
             }
+        if path == "/registry/v1/evict":
+            ref = f"{body['base']}:{body['name']}@{body['version']}"
+            return 200, {"ref": ref, "tier": body["tier"], "replicas": self.evicts}
         if path == "/registry/v1/adapter":
             return self._adapter(route)
         return self._model(path, model or "", body)

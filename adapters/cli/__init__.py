@@ -3,10 +3,21 @@
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage.
 """
 
-from adapters.cli import listing, moves, node_cache, publish, rollouts, trying, upkeep, versions
+from adapters.cli import listing, moves, node_cache, placing, publish, residency, rollouts, trying, upkeep, versions
 from adapters.cli.program import app, arrange, main
 
-COMMANDS = (listing, moves, node_cache, publish, rollouts, trying, upkeep, versions)  # importing a module adds its commands
+COMMANDS = (  # importing a module adds its commands
+    listing,
+    moves,
+    node_cache,
+    placing,
+    publish,
+    residency,
+    rollouts,
+    trying,
+    upkeep,
+    versions,
+)
 
 arrange()
 

@@ -7,7 +7,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ KEY_VARIABLE = "LORAMUX_API_KEY"
 DEFAULT_PORT = 8000
 ANSWER_TIMEOUT_S = 120.0
 GLANCE_TIMEOUT_S = 1.0  # for what is nice to know, in a command that is about something else
+TIERS = ("engine", "disk", "remote")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -150,6 +151,11 @@ def find_gateway(url: str | None, config: Path | None, timeout_s: float = ANSWER
     return Gateway(named_gateway(url) or _configured(config) or f"http://127.0.0.1:{DEFAULT_PORT}", timeout_s)
 
 
+def known_gateway(url: str | None, config: Path | None, timeout_s: float) -> Gateway | None:
+    """The gateway that was named or is configured; None where there is only the default address."""
+    return find_gateway(url, config, timeout_s) if named_gateway(url) or _configured(config) else None
+
+
 def answering(url: str | None, config: Path | None, as_json: bool = False) -> dict[str, str] | None:
     """Ref to tier of what a gateway has loaded; None where none was named and none answers at once."""
     from adapters.cli.output import fail
@@ -166,12 +172,19 @@ def answering(url: str | None, config: Path | None, as_json: bool = False) -> di
 
 
 def tiers(residency: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Ref to tier. A replica names the tier of a ref, or lists what its engine holds."""
+    """Ref to the best tier that any replica has it in."""
     found: dict[str, str] = {}
     for view in residency.values():
-        for ref, what in view.get("resident", {}).items():
-            found[ref] = what.get("tier", "engine") if isinstance(what, dict) else "engine"
+        found |= dict.fromkeys(view.get("resident", {}), TIERS[0])
+        for report in view.get("replicas", ()):
+            for ref, row in report.get("adapters", {}).items():
+                found[ref] = lower_of((found.get(ref, row["tier"]), row["tier"]))
     return found
+
+
+def lower_of(names: Iterable[str]) -> str:
+    """Of tiers the one from which an answer comes soonest."""
+    return min(names, key=TIERS.index)
 
 
 def error_of(body: dict[str, Any]) -> LoraMuxError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -10,12 +13,13 @@ from rich.text import Text
 
 from adapters.cli import shapes, times
 from adapters.cli.completion import complete_ref
-from adapters.cli.options import Alias, AsJson, Base, Config, IfRevision, Message, Name, Unlock, Yes
-from adapters.cli.output import err, is_terminal, show, table
+from adapters.cli.options import Alias, AsJson, Base, Config, Gateway, IfRevision, Message, Name, Unlock, Yes
+from adapters.cli.output import err, is_terminal, show, table, warn
 from adapters.cli.program import ALIASES, app
 from adapters.cli.shares import newcomer, percentages, shown, weights_of, with_share
-from adapters.cli.telling import changing
-from adapters.cli.work import by, find_name, find_ref, named
+from adapters.cli.telling import changing, tell
+from adapters.cli.waiting import Waited, carried, watching
+from adapters.cli.work import by, find_name, find_ref, named, run, usage
 from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import PRODUCTION, AdapterRef
 from adapters.registry import aliases
@@ -35,31 +39,59 @@ def promote(
         float | None, typer.Option("--weight", help="Send this percentage there; the rest stays where it is.")
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="All traffic; without a version, to the one that is tried out.")] = False,
+    at_once: Annotated[bool, typer.Option("--now", help="Move it at once, warm or not; a share always moves at once.")] = False,
+    min_ready: Annotated[
+        int | None,
+        typer.Option(min=1, help="Replicas that must have it first; as many as have the version before without it."),
+    ] = None,
+    timeout: Annotated[str, typer.Option(help="The move fails after so long: `90s`, `5min`.")] = "5min",
     message: Message = None,
     unlock: Unlock = False,
     if_revision: IfRevision = None,
     base: Base = None,
+    gateway: Gateway = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move an alias to a version, all of its traffic or a share."""
+    """Move an alias to a version, as soon as replicas have it in their engines; or a share of its traffic, at once."""
+    _check_usage(name, version, weight, full)
+    timeout_s, caller = usage(lambda: times.duration_s(timeout)), by(message, if_revision, unlock)
+
+    async def work(registry: Any) -> tuple[Head, Waited]:
+        ref = await _meant(registry, name, version, base, alias)
+        before, where = await registry.head(ref.base, ref.name), (ref.base, ref.name, alias, ref.version, caller)
+        if weight is not None:
+            return before, Waited(await _share(registry, ref, alias, weight, caller))
+        if at_once:
+            return before, Waited(await registry.promote(*where))
+        head = await registry.begin_move(*where, min_ready=min_ready, timeout_s=timeout_s)
+        move = head.pending.get(alias)
+        return before, Waited(head) if move is None else await carried(registry, head, move, watch)
+
+    async def told(registry: Any) -> tuple[Head, Waited]:
+        before, waited = await work(registry)
+        if not waited.by_gateway:
+            await tell(config, before, waited.head)
+        return before, waited
+
+    try:
+        with watching(gateway, config, not as_json) as watch:
+            before, waited = run(config, told, as_json)
+    except KeyboardInterrupt:
+        warn(f"the move stays pending, and a gateway will end it; see: loramux rollout {name.partition('@')[0]}")
+        sys.exit(1)
+    if waited.note:
+        warn(f"cold: {waited.note}")
+    _moved(as_json, before, waited.head, alias, "promoted", {"waited_s": round(waited.waited_s, 3), "note": waited.note})
+
+
+def _check_usage(name: str, version: int | None, weight: float | None, full: bool) -> None:
     if weight is not None and full:
         raise typer.BadParameter("--weight and --full exclude each other")
     if version is None and "@" not in name and not full:
         raise typer.BadParameter("which version? `promote NAME VERSION`, `promote NAME@canary` or `promote NAME --full`")
     if version is not None and "@" in name:
         raise typer.BadParameter("the version is there twice: `NAME@...` and VERSION")
-
-    async def work(registry: Any) -> tuple[Head, Head]:
-        ref = await _meant(registry, name, version, base, alias)
-        before = await registry.head(ref.base, ref.name)
-        caller = by(message, if_revision, unlock)
-        if weight is None:
-            return before, await registry.promote(ref.base, ref.name, alias, ref.version, caller)
-        return before, await _share(registry, ref, alias, weight, caller)
-
-    before, head = changing(config, work, as_json)
-    _moved(as_json, before, head, alias, "promoted")
 
 
 async def _meant(registry: Any, name: str, version: int | None, base: str | None, alias: str) -> AdapterRef:
@@ -227,21 +259,24 @@ def _protect(on: bool, name: str, alias: str, message: str | None, base: str | N
     show(as_json, _move_data(before, head, alias), text, following + ("" if alias == PRODUCTION else f" --alias {alias}"))
 
 
-def _moved(as_json: bool, before: Head, head: Head, alias: str, verb: str) -> None:
+def _moved(
+    as_json: bool, before: Head, head: Head, alias: str, verb: str, more: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """What is now true, and the next command."""
+    data = _move_data(before, head, alias) | dict(more)
     ref, option = f"{head.base}:{head.name}", "" if alias == PRODUCTION else f" --alias {alias}"
     option += " --unlock" if alias in head.protected else ""
     if before.revision == head.revision:
         state = f"unchanged: {alias} of {ref} is version {head.aliases[alias]} already (revision {head.revision})"
-        return show(as_json, _move_data(before, head, alias), state)
+        return show(as_json, data, state)
     if alias in head.weights:
         parts = ", ".join(f"{shown(part)} to version {version}" for version, part in percentages(head.weights[alias]).items())
         lines = (f"{verb}: {alias} of {ref} sends {parts} (revision {head.revision})",)
         lines += (f"next: loramux promote {ref} --full{option}   or: loramux abort {ref}{option}",)
-        return show(as_json, _move_data(before, head, alias), *lines)
+        return show(as_json, data, *lines)
     lines = (f"{verb}: {alias} of {ref} is now version {head.aliases[alias]} (revision {head.revision})",)
     lines += (f"undo: loramux rollback {ref}{option}" if verb == "promoted" else f"see: loramux history {ref}{option}",)
-    return show(as_json, _move_data(before, head, alias), *lines)
+    return show(as_json, data, *lines)
 
 
 def _move_data(before: Head, head: Head, alias: str) -> dict[str, Any]:

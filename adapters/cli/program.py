@@ -10,10 +10,11 @@ import typer
 PUBLISH = "Publish"
 VERSIONS = "Versions"
 ALIASES = "Aliases"
+PLACES = "Places"
 TRY = "Try"
 UPKEEP = "Upkeep"
 RUN = "Run"
-PANELS = (PUBLISH, VERSIONS, ALIASES, TRY, UPKEEP, RUN)  # the order of the help
+PANELS = (PUBLISH, VERSIONS, ALIASES, PLACES, TRY, UPKEEP, RUN)  # the order of the help
 
 app = typer.Typer(
     no_args_is_help=True,

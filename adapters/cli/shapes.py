@@ -8,7 +8,7 @@ from typing import Any
 from adapters.cli.shares import weights_of
 from adapters.names import PRODUCTION, AdapterRef
 from adapters.registry import aliases
-from adapters.types import AdapterEntry, Head, HistoryRow, Manifest
+from adapters.types import AdapterEntry, Head, HistoryRow, Manifest, PendingMove
 
 CANARY = "canary"
 
@@ -28,6 +28,8 @@ def head_data(head: Head) -> dict[str, Any]:
         "weights": {alias: _numbered(weights) for alias, weights in sorted(head.weights.items())},
         "protected": sorted(head.protected),
         "retired": sorted(head.retired),
+        "directives": [asdict(directive) for directive in head.directives],
+        "pending": {alias: _move_data(move) for alias, move in sorted(head.pending.items())},
     }
 
 
@@ -56,6 +58,11 @@ def adapter_data(entry: AdapterEntry) -> dict[str, Any]:
         "weights": {alias: _numbered(weights) for alias, weights in sorted(entry.weights.items())},
         "versions": versions,
     }
+
+
+def _move_data(move: PendingMove) -> dict[str, Any]:
+    names = ("id", "version", "min_ready", "deadline", "at", "who", "message")
+    return {name: getattr(move, name) for name in names} | {"taken": move.taken_by is not None}
 
 
 def manifest_data(manifest: Manifest) -> dict[str, Any]:

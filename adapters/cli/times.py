@@ -42,6 +42,13 @@ def moment(text: str, now: datetime) -> str:
     return stamp(at if at.tzinfo else at.replace(tzinfo=UTC))
 
 
+def ahead(text: str, now: datetime) -> str:
+    """What somebody wrote as a time to come: `2h` is in two hours. Raises InvalidRequest."""
+    if _DURATION.fullmatch(text.strip()):
+        return stamp(now + timedelta(seconds=duration_s(text)))
+    return moment(text, now)
+
+
 def stamp(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 

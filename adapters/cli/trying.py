@@ -1,4 +1,4 @@
-"""Commands that ask a running gateway: chat, probe, ps."""
+"""Commands that try a version at a running gateway: chat, probe."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from rich.text import Text
 from adapters.cli import probing
 from adapters.cli.completion import complete_ref
 from adapters.cli.gateway import Gateway as Door
-from adapters.cli.gateway import find_gateway, tiers
-from adapters.cli.options import AsJson, Config, Gateway, Quiet
-from adapters.cli.output import err, fail, out, show, size, spinner, table, visible, warn
+from adapters.cli.gateway import find_gateway
+from adapters.cli.options import AsJson, Config, Gateway
+from adapters.cli.output import err, fail, out, show, spinner, visible
 from adapters.cli.program import TRY, app
 from adapters.errors import LoraMuxError
-from adapters.names import AdapterRef
 
 MODEL_HINT = "`name`, `name@7`, `name@canary`, `base` or any of these with `base:` before it"
 
@@ -198,64 +197,3 @@ def probe(
 
 def _short(text: str | None) -> str:
     return "-" if text is None else repr(text if len(text) <= 48 else text[:45] + "...")
-
-
-@app.command(rich_help_panel=TRY, epilog="Example: loramux ps --gateway http://127.0.0.1:8000")
-def ps(gateway: Gateway = None, quiet: Quiet = False, config: Config = None, as_json: AsJson = False) -> None:
-    """What is loaded where, how big it is and who uses it now."""
-    door = find_gateway(gateway, config, 10)
-    try:
-        seen = door.residency()
-        rows = loaded(seen)
-        known = {name: _known(door, *name) for name in {(row["base"], row["name"]) for row in rows}} if not quiet else {}
-    except LoraMuxError as error:
-        fail(error, as_json)
-    for row in rows:
-        row |= _facts(known.get((row["base"], row["name"])), row["version"])
-    bases = {base: {"requests": view.get("requests"), "loaded": len(view.get("resident", {}))} for base, view in seen.items()}
-    if quiet:
-        return show(False, None, *(row["ref"] for row in rows))
-    cells = [
-        (
-            row["ref"],
-            row["tier"],
-            str(row["uses"]),
-            size(row["size_bytes"]) if row["size_bytes"] is not None else "-",
-            ", ".join(row["aliases"]) or "-",
-        )
-        for row in rows
-    ]
-    summary = [f"{base}: {facts['loaded']} loaded, {facts['requests']} answers under way" for base, facts in bases.items()]
-    return show(as_json, {"bases": bases, "loaded": rows}, *table(["REF", "TIER", "USES", "SIZE", "ALIASES"], cells), *summary)
-
-
-def loaded(residency: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each version that is somewhere, by ref."""
-    where = tiers(residency)
-    rows = []
-    for view in residency.values():
-        for ref, what in view.get("resident", {}).items():
-            parsed = AdapterRef.parse(ref)
-            uses = what.get("users", 0) if isinstance(what, dict) else int(what)
-            row = {"ref": ref, "base": parsed.base, "name": parsed.name, "version": parsed.version}
-            rows.append(row | {"tier": where[ref], "uses": uses})
-    return sorted(rows, key=lambda row: (row["base"], row["name"], row["version"]))
-
-
-def _known(door: Door, base: str, name: str) -> dict[str, Any] | None:
-    try:
-        return door.get("/registry/v1/adapter", base=base, name=name)
-    except LoraMuxError as error:
-        warn(f"{base}:{name}: {error.message}")
-        return None
-
-
-def _facts(adapter: dict[str, Any] | None, version: int) -> dict[str, Any]:
-    """Size and aliases of a version, out of what the gateway says of its adapter."""
-    if adapter is None:
-        return {"size_bytes": None, "aliases": []}
-    sizes = {row["version"]: row["size_bytes"] for row in adapter["versions"]}
-    shares = adapter.get("weights", {})
-    names = {alias for alias, named in adapter["aliases"].items() if named == version}
-    names |= {alias for alias, weights in shares.items() if str(version) in weights}
-    return {"size_bytes": sizes.get(version), "aliases": sorted(names)}

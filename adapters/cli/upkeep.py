@@ -108,7 +108,7 @@ def gc(
     younger_s = usage(lambda: duration_s(keep_younger)) if keep_younger else None
     policy = retention.RetentionPolicy(keep_last, younger_s, tuple(keep_tag or ()), usage(lambda: duration_s(grace)))
     tiers = answering(gateway, config, as_json)
-    in_use = [AdapterRef.parse(ref) for ref in tiers or ()]
+    in_use = [AdapterRef.parse(ref) for ref, tier in (tiers or {}).items() if tier == "engine"]
 
     async def work(registry: Any) -> tuple[Any, Any]:
         plan = await collection.plan_for(registry, policy, in_use=in_use)

@@ -93,9 +93,9 @@ def test_no_gateway_is_an_error_that_says_where_it_was_looked_for(author: Author
 
 def test_ps_shows_what_is_loaded_how_big_it_is_and_who_uses_it(author: Author):
     assert author.run("ps").splitlines() == [
-        "REF                 TIER    USES  SIZE  ALIASES",
-        "tiny/base:parrot@1  engine  1     8 kB  production",
-        "tiny/base:parrot@2  engine  0     9 kB  production",
+        "REF                 TIER    REPLICAS  PINNED  USES  STATE  SIZE  ALIASES",
+        "tiny/base:parrot@1  engine  1         -       1     ready  8 kB  production",
+        "tiny/base:parrot@2  engine  1         -       0     ready  9 kB  production",
         "tiny/base: 2 loaded, 1 answers under way",
     ]
     assert author.run("ps", "-q").split() == ["tiny/base:parrot@1", "tiny/base:parrot@2"]

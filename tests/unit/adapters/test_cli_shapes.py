@@ -18,6 +18,9 @@ from tests.stub_gateway import StubGateway
 SNAPSHOT = Path(__file__).with_name("cli_shapes.json")
 
 
+HELD = {"replica": "r0", "adapters": {"tiny/base:parrot@1": {"tier": "engine", "users": 0, "size_bytes": 8000}}}
+
+
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The shape of what each command prints, in one story."""
@@ -37,6 +40,7 @@ def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
     gateway.says = {"tiny/base": "base", ref: "parrot"}
     gateway.logprobs = {"tiny/base": [None, -1.0, -2.0], ref: [None, -2.0, -2.0]}
     gateway.resident = {"tiny/base": {"requests": 0, "resident": {ref: 0}}}
+    gateway.evicts = [{"replica": "r0", "tier": "disk", "reason": None}]
     gateway.adapters = {"parrot": {"versions": [{"version": 1, "size_bytes": 8000}], "aliases": {"production": 1}}}
     asked = ("--gateway", gateway.url)
     first, second = (str(adapter_folders.plain(seed=seed).write(folder / f"{seed}")) for seed in (1, 2))
@@ -71,6 +75,11 @@ def told(folder: Path, gateway: StubGateway) -> dict[str, Any]:
     tell("diff", "parrot@1", "parrot@2")
     tell("chat", "parrot@1", "Hello", *asked)
     tell("probe", "parrot@1", *asked)
+    tell("pin", "parrot", *asked)
+    tell("unpin", "parrot")
+    tell("prewarm", "parrot")
+    tell("evict", "parrot@1", *asked)
+    gateway.resident = {"tiny/base": {"requests": 0, "resident": {}, "slots": 4, "replicas": [HELD]}}
     tell("ps", *asked)
     _kept(tell, folder, asked)
     return found

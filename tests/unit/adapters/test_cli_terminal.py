@@ -114,6 +114,15 @@ def test_a_watched_tree_changes_until_ctrl_c(author: Author):
     assert terminal.end() == 0
 
 
+def test_a_promotion_that_waits_shows_it_and_ctrl_c_leaves_it_to_the_gateways(author: Author):
+    terminal = Terminal(author.folder, "promote", "parrot", "1")
+    terminal.read_until("tiny/base:parrot@1 is being warmed, 29")
+    terminal.interrupt()
+    assert terminal.end() == 1
+    assert "the move stays pending" in terminal.seen
+    assert author.head("parrot").pending["production"].version == 1
+
+
 def test_a_watched_tree_in_a_pipe_is_a_line_for_each_change(author: Author):
     command = [str(LORAMUX), "rollout", "parrot", "--watch", "--interval-s", "0.2", "--json"]
     with subprocess.Popen(command, cwd=author.folder, stdout=subprocess.PIPE, text=True) as watching:

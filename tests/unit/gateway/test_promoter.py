@@ -10,10 +10,11 @@ import pytest
 from adapters.errors import EngineUnavailable, StoreUnreachable
 from adapters.registry import Registry
 from adapters.registry.promotion import outcome
+from adapters.registry.standing import Standing, standing
 from adapters.registry.view import RegistryView
 from adapters.settings import WebhookSettings
 from adapters.types import By, PendingMove
-from gateway.promoter import Promoter, Standing, standing
+from gateway.promoter import Promoter
 from gateway.telling import Telling
 from tests.scripted_backend import ScriptedBackend
 from tests.unit.gateway.conftest import prepared, until
