@@ -1,18 +1,16 @@
 """A promotion under steady traffic, on this machine: `python -m loadtests.promote --out DIR`.
 
 Clients ask an alias all the time; one more asks for others in turn, so that slots are fought for. First nothing else happens:
-that is hot. Then a new version is published and promoted by the commands that authors use; the promotion waits until the version
-is warm. Of the requests after the move (at least 300) each must find it in the engine. Then a version is promoted whose files
-were damaged in the store: the command must fail with the reason, the alias must stay. Writes `summary.json`.
-
-A command takes a core for a second, which few cores feel: traffic beside one that only reads (`loramux inspect`) is the control.
+that is hot. Then a new version is published by the command and promoted by the route that the command uses, which answers when
+the version is warm and the alias has moved. Of the requests after the move (at least 300) each must find it in the engine. The
+same traffic some time later is the control: as much as p99 differs by itself. Then a version is promoted, by the command, whose
+files were damaged in the store: it must fail with the reason, and the alias must stay. Writes `summary.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -21,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from loadtests.client import Answer, ask, client
 from loadtests.figures import Figure, median, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
 from loadtests.peers import errors_of, model_of
-from loadtests.product import Setting, configure, up, wait_for_models
+from loadtests.product import BASE, Setting, configure, up, wait_for_models
 from loadtests.servers import BUCKET, s3_server
 
 NAME = "steady"
@@ -33,14 +33,23 @@ ADAPTERS = 3 + 2 * SLOTS  # versions one, two and the damaged one; the rest asks
 AFTER = 300
 OTHERS_EVERY_S = 1.0
 PATIENCE_S = 60
+PROMOTED_WITHIN_S = 300
+
+
+@dataclass(frozen=True)
+class Said:
+    """What came of a promotion: whether it was made, and the words."""
+
+    moved: bool
+    words: str
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The traffic on the alias while something happened: the answers, and what the command printed and returned."""
+    """The traffic on the alias while something happened, what came of that, and how long it took."""
 
     answers: list[Answer]
-    command: subprocess.CompletedProcess[str]
+    said: Said
     took_s: float
 
 
@@ -72,12 +81,34 @@ async def measure(
     async with Traffic(setting.url, options.clients, [model_of(name) for name in others]) as traffic:
         await traffic.answers_after(20)
         hot = await traffic.answers_after(options.hot)
-        control = await watched(traffic, lambda: setting.command("inspect", str(material.folders[second])), options.after)
         setting.publish(NAME, material.folders[second], promote=False)
-        moved = await watched(traffic, lambda: setting.command("promote", NAME, "2"), options.after, version=2)
+        moved = await watched(traffic, lambda: by_route(setting, 2), options.after, version=2)
+        later = await traffic.answers_after(options.hot)
         publish_damaged(setting, store, material.folders[damaged])
-        stayed = await watched(traffic, lambda: setting.command("promote", NAME, "3"), options.after)
-    return figures_of(material, first, second, hot, control, moved, stayed), parts_of(hot, control, moved, stayed)
+        stayed = await watched(traffic, lambda: by_command(setting, 3), options.after)
+        alias = alias_of(setting)
+    everything = [*hot, *moved.answers, *later, *stayed.answers]
+    figures = [*of_move(hot, moved, later), *of_damaged(stayed, alias), *of_all(everything, material, first, second)]
+    parts = {"promote_said": moved.said.words, "damaged_said": stayed.said.words, "errors": errors_of(everything)}
+    return figures, parts | {"tiers_after": dict(Counter(answer.tier for answer in moved.answers if by(answer, 2)))}
+
+
+def by_route(setting: Setting, version: int) -> Said:
+    body = {"base": BASE, "name": NAME, "version": version}
+    with httpx2.Client(trust_env=False, timeout=PROMOTED_WITHIN_S) as http:
+        answer = http.post(f"{setting.url}/registry/v1/promote", json=body)
+    return Said(answer.status_code == 200, answer.text[:600])
+
+
+def by_command(setting: Setting, version: int) -> Said:
+    done = setting.command("promote", NAME, str(version))
+    return Said(done.returncode == 0, (done.stdout + done.stderr).strip()[-600:])
+
+
+def alias_of(setting: Setting) -> int:
+    with httpx2.Client(trust_env=False) as http:
+        answer = http.get(f"{setting.url}/registry/v1/adapter", params={"base": BASE, "name": NAME})
+    return answer.raise_for_status().json()["aliases"]["production"]
 
 
 class Traffic:
@@ -133,13 +164,11 @@ class Traffic:
                 await asyncio.sleep(OTHERS_EVERY_S)
 
 
-async def watched(
-    traffic: Traffic, command: Callable[[], subprocess.CompletedProcess[str]], after: int, version: int | None = None
-) -> Watched:
-    """Runs the command beside the traffic until `after` requests that began after it were answered, or, with a version, were
+async def watched(traffic: Traffic, promotion: Callable[[], Said], after: int, version: int | None = None) -> Watched:
+    """Promotes beside the traffic until `after` requests that began after it were answered, or, with a version, were
     answered by that version."""
     before, began = traffic.count, time.perf_counter()
-    done = await asyncio.to_thread(command)
+    done = await asyncio.to_thread(promotion)
     ended = time.perf_counter()
 
     def enough() -> bool:
@@ -175,45 +204,39 @@ def blobs(store: Any) -> set[str]:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def figures_of(
-    material: Material, first: str, second: str, hot: list[Answer], control: Watched, moved: Watched, stayed: Watched
-) -> list[Figure]:
+def of_move(hot: list[Answer], moved: Watched, later: list[Answer]) -> list[Figure]:
     after = [answer for answer in moved.answers if by(answer, 2)]
-    everything = hot + control.answers + moved.answers + stayed.answers
-    texts = {1: material.sentences[first], 2: material.sentences[second]}
-    wrong = sum(answer.good and answer.text != texts.get(version_of(answer)) for answer in everything)
-    hot_p99 = p99(hot)
     return [
+        Figure("promotion made", float(moved.said.moved), "", 1, ">="),
+        Figure("promotion, from asking until it was made", moved.took_s, "s"),
         Figure("requests after the move", len(after), "", AFTER, ">="),
         Figure("of them, not tier engine", sum(answer.tier != "engine" for answer in after), f"of {len(after)}", 0),
+        Figure("TTFT hot, p50", median(ttfts(hot)), "ms"),
+        Figure("TTFT hot, p99", p99(hot), "ms"),
         Figure("TTFT after the move, p50", median(ttfts(after)), "ms"),
         Figure("TTFT after the move, p99", p99(after), "ms"),
-        Figure("TTFT hot, p50", median(ttfts(hot)), "ms"),
-        Figure("TTFT hot, p99", hot_p99, "ms"),
-        Figure("p99 after the move over hot p99", p99(after) / hot_p99, "times", 1.3),
-        Figure("control: p99 beside a command that changes nothing, over hot p99", p99(control.answers) / hot_p99, "times"),
-        Figure("answers by version 1 that began after the first by version 2", backwards(moved.answers), "", 0),
-        Figure("loramux promote, the command", moved.took_s, "s"),
-        Figure("loramux promote, exit code", moved.command.returncode, "", 0),
-        Figure("promote of a damaged version, exit code", stayed.command.returncode, "", 1, ">="),
-        Figure("promote of a damaged version, until it was refused", stayed.took_s, "s"),
-        Figure("answers by the damaged version, or by none", sum(not by(answer, 2) for answer in stayed.answers), "", 0),
-        Figure("failures, over all requests", sum(not answer.good for answer in everything), f"of {len(everything)}", 0),
-        Figure("wrong answers", wrong, f"of {len(everything)}", 0),
+        Figure("p99 after the move over hot p99", p99(after) / p99(hot), "times", 1.3),
+        Figure("control: p99 of the same traffic later, over hot p99", p99(later) / p99(hot), "times"),
+        Figure("answers by version 1 to requests sent after the first answer by version 2", backwards(moved.answers), "", 0),
     ]
 
 
-def parts_of(hot: list[Answer], control: Watched, moved: Watched, stayed: Watched) -> dict[str, Any]:
-    return {
-        "tiers_after": dict(Counter(answer.tier for answer in moved.answers if by(answer, 2))),
-        "promote_said": said(moved.command),
-        "damaged_said": said(stayed.command),
-        "errors": errors_of(hot + control.answers + moved.answers + stayed.answers),
-    }
+def of_damaged(stayed: Watched, alias: int) -> list[Figure]:
+    return [
+        Figure("promotion of a damaged version made", float(stayed.said.moved), "", 0),
+        Figure("promotion of a damaged version, until it was refused", stayed.took_s, "s"),
+        Figure("version that the alias names afterwards", alias, "", 2),
+        Figure("answers by the damaged version, or by none", sum(not by(answer, 2) for answer in stayed.answers), "", 0),
+    ]
 
 
-def said(command: subprocess.CompletedProcess[str]) -> str:
-    return (command.stdout + command.stderr).strip()[-600:]
+def of_all(answers: list[Answer], material: Material, first: str, second: str) -> list[Figure]:
+    texts = {1: material.sentences[first], 2: material.sentences[second]}
+    wrong = sum(answer.good and answer.text != texts.get(version_of(answer)) for answer in answers)
+    return [
+        Figure("failures, over all requests", sum(not answer.good for answer in answers), f"of {len(answers)}", 0),
+        Figure("wrong answers", wrong, f"of {len(answers)}", 0),
+    ]
 
 
 def version_of(answer: Answer) -> int:
