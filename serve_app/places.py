@@ -159,14 +159,15 @@ class Places:
             eviction.exception()  # marks it as seen; whoever waits for the eviction gets it anyway
 
     async def _close_more_and_more(self, claim: Claim, waited_s: float) -> None:
-        """Each time that a claim has waited twice as long, one slot more is closed to new users: answers may be long, so the
-        first that was closed need not be the first to come free."""
-        patience_s = self._drain_after_s
+        """Each time that an urgent claim has waited twice as long, one slot more is closed to new users: answers may be long, so
+        the first that was closed need not be the first to come free."""
+        pause_s, next_s = max(0.0, self._drain_after_s - waited_s), self._drain_after_s
         while True:
-            await asyncio.sleep(max(0.0, patience_s - waited_s))
+            await asyncio.sleep(pause_s)
+            pause_s = next_s
             if claim.urgent:
                 self._close_one()
-            waited_s, patience_s = patience_s, 2 * patience_s
+                next_s *= 2
 
     def _close_one(self) -> None:
         slot = choose_least((slot for slot in self._free_to_go() if not slot.closing), self.popularity)

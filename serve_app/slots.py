@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from adapters.cache import AdapterCache, Lease
@@ -32,6 +32,7 @@ from adapters.types import LocalAdapter, ResolvedAdapter
 from gateway.backend import Load, Tier
 from serve_app.line import Line
 from serve_app.load_times import LoadTimes
+from serve_app.pending import Pending
 from serve_app.places import Places, Slot
 from serve_app.thrash import ThrashWatch
 
@@ -54,24 +55,6 @@ class AdapterEngine(Protocol):
     async def add(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> int: ...
 
     async def remove(self, ref: AdapterRef, int_id: int) -> None: ...
-
-
-@dataclass(eq=False, slots=True)
-class _Pending:
-    """A load under way. `waiters` become the slot's users at the moment it is ready, so nothing can slip between. `urgent`: a
-    request asked for it, or a promotion."""
-
-    adapter: ResolvedAdapter
-    tier: Tier
-    since_s: float
-    urgent: bool = False
-    waiters: int = 0
-    timings_ms: dict[str, float] = field(default_factory=dict)
-    task: asyncio.Task[Slot] | None = None
-
-    @property
-    def ref(self) -> AdapterRef:
-        return self.adapter.ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +100,11 @@ class EngineSlots:
         self._meter = meter
         self._clock_s = clock_s
         self._int_ids = itertools.count(FIRST_INT_ID)
-        self._pending: dict[AdapterRef, _Pending] = {}
+        self._pending: dict[AdapterRef, Pending] = {}
         self._places = Places(capacity, self._unload, drain_after_s)
         # What is staged lies in memory beside the engine's own: half as many as it has places, at most.
         self._free_desks = self._all_desks = max(2, capacity // 2)
-        self._desks: Line[_Pending] = Line(self._try_desk)
+        self._desks: Line[Pending] = Line(self._try_desk)
         self._background: set[asyncio.Task[Any]] = set()
         self._landed: set[str] = set()  # digests that are known to land whole; content never changes
         self._times = LoadTimes()
@@ -186,7 +169,10 @@ class EngineSlots:
 
     async def evict(self, ref: AdapterRef) -> bool:
         """Frees the adapter's slot; False when it has none, is in use or held."""
-        return await self._places.evict(ref)
+        evicted = await self._places.evict(ref)
+        if evicted:
+            self._thrash.forgive(ref)
+        return evicted
 
     def resident(self) -> dict[AdapterRef, int]:
         """The registered refs and how many requests use each now."""
@@ -216,27 +202,26 @@ class EngineSlots:
         if slot.users == 0:
             self._places.wake()
 
-    def _pending_for(self, adapter: ResolvedAdapter) -> _Pending:
+    def _pending_for(self, adapter: ResolvedAdapter) -> Pending:
         pending = self._pending.get(adapter.ref)
         if pending is None:
-            pending = self._pending[adapter.ref] = _Pending(adapter, self._tier(adapter), self._clock_s())
+            pending = self._pending[adapter.ref] = Pending(adapter, self._tier(adapter), self._wait_s, self._clock_s)
             pending.task = self._in_background(self._load(pending))
         return pending
 
     def _tier(self, adapter: ResolvedAdapter) -> Tier:
         return "disk" if self._cache.has(adapter.digest) else "remote"
 
-    def _hurry(self, pending: _Pending) -> None:
+    def _hurry(self, pending: Pending) -> None:
         if not pending.urgent:
-            pending.urgent = True
+            pending.hurry()
             self._desks.wake()
             self._places.wake()
 
-    def _retry_after_s(self, pending: _Pending) -> int:
-        left_s = self._times.estimate_s(pending.tier, pending.adapter.size_bytes) - (self._clock_s() - pending.since_s)
-        return max(1, math.ceil(left_s))
+    def _retry_after_s(self, pending: Pending) -> int:
+        return max(1, math.ceil(self._times.estimate_s(pending.tier, pending.adapter.size_bytes) - pending.age_s))
 
-    async def _join(self, pending: _Pending) -> Slot:
+    async def _join(self, pending: Pending) -> Slot:
         assert pending.task is not None
         pending.waiters += 1
         try:
@@ -248,7 +233,7 @@ class EngineSlots:
                 pending.waiters -= 1
             raise
 
-    async def _load(self, pending: _Pending) -> Slot:
+    async def _load(self, pending: Pending) -> Slot:
         result = "given_up"
         try:
             slot = await self._settle(pending, await self._fetch(pending))
@@ -259,20 +244,24 @@ class EngineSlots:
             raise
         finally:
             del self._pending[pending.ref]
-            self._meter.count(LOADS, tier=pending.tier, result=result)
-            for stage, took_ms in pending.timings_ms.items():
-                self._meter.observe(LOAD_SECONDS, took_ms / 1e3, stage=stage)
+            self._measure(pending, result)
 
-    async def _fetch(self, pending: _Pending) -> Lease:
-        lease = await self._timed(pending, "fetch", self._cache.lease(pending.adapter))
+    def _measure(self, pending: Pending, result: str) -> None:
+        if pending.tier != "engine":  # else its slot was there all the time, closed for others
+            self._meter.count(LOADS, tier=pending.tier, result=result)
+        for stage, took_ms in pending.timings_ms.items():
+            self._meter.observe(LOAD_SECONDS, took_ms / 1e3, stage=stage)
+
+    async def _fetch(self, pending: Pending) -> Lease:
+        lease = await pending.timed("fetch", self._cache.lease(pending.adapter))
         if lease.fetched:
             self._times.fetched(lease.fetch_s, pending.adapter.size_bytes)
         return lease
 
-    async def _settle(self, pending: _Pending, lease: Lease) -> Slot:
+    async def _settle(self, pending: Pending, lease: Lease) -> Slot:
         """The adapter in its place, with all who wait as its users."""
         try:
-            await self._timed(pending, "queue", self._in_time(pending, self._desks.take(pending)))
+            await self._queue(pending, self._desks.take(pending))
             try:
                 slot = await self._register(pending, lease)
             finally:
@@ -286,13 +275,13 @@ class EngineSlots:
             self._places.wake()
         return slot
 
-    async def _register(self, pending: _Pending, lease: Lease) -> Slot:
+    async def _register(self, pending: Pending, lease: Lease) -> Slot:
         int_id, placed = next(self._int_ids), False
         try:
-            await self._timed(pending, "stage", self._engine.stage(pending.ref, int_id, lease.local))
-            waited_s = pending.timings_ms["queue"] / 1e3
-            reopened = await self._timed(pending, "queue", self._in_time(pending, self._places.take(pending, waited_s)))
+            await pending.timed("stage", self._engine.stage(pending.ref, int_id, lease.local))
+            reopened = await self._queue(pending, self._places.take(pending, pending.queued_s))
             if reopened is not None:
+                pending.tier = "engine"
                 self._in_background(self._forget(pending.ref, int_id))
                 lease.release()
                 return reopened
@@ -308,20 +297,18 @@ class EngineSlots:
         self._places.put(slot)
         return slot
 
-    async def _add(self, pending: _Pending, int_id: int, files: LocalAdapter) -> None:
+    async def _add(self, pending: Pending, int_id: int, files: LocalAdapter) -> None:
         adapter = pending.adapter
-        landed = await self._timed(pending, "load", self._engine.add(adapter.ref, int_id, files))
+        landed = await pending.timed("load", self._engine.add(adapter.ref, int_id, files))
         if adapter.num_modules and adapter.digest not in self._landed:  # 0: its manifest is older than the count
             check_landed(adapter, landed)
             self._landed.add(adapter.digest)
         self._times.loaded((pending.timings_ms["stage"] + pending.timings_ms["load"]) / 1e3, adapter.size_bytes)
         self._watch_thrash(adapter.ref)
 
-    async def _in_time(self, pending: _Pending, waiting: Coroutine[Any, Any, T]) -> T:
-        """Raises Overloaded when the load has queued for `wait_s` in all."""
+    async def _queue(self, pending: Pending, waiting: Coroutine[Any, Any, T]) -> T:
         try:
-            async with asyncio.timeout(self._wait_s - pending.timings_ms.get("queue", 0.0) / 1e3):
-                return await waiting
+            return await pending.queue(waiting)
         except TimeoutError:
             raise Overloaded(
                 f"all {self.capacity} adapter places of the engine stayed in use for {self._wait_s:g} s",
@@ -330,20 +317,12 @@ class EngineSlots:
                 retry_after_s=2,
             ) from None
 
-    async def _try_desk(self, pending: _Pending) -> bool:
+    async def _try_desk(self, pending: Pending) -> bool:
         # Half of them are kept for loads that requests wait for.
         if self._free_desks <= (0 if pending.urgent else self._all_desks // 2):
             return False
         self._free_desks -= 1
         return True
-
-    async def _timed(self, pending: _Pending, stage: str, work: Coroutine[Any, Any, T]) -> T:
-        start_s = self._clock_s()
-        try:
-            return await work
-        finally:
-            took_s = self._clock_s() - start_s
-            pending.timings_ms[stage] = pending.timings_ms.get(stage, 0.0) + took_s * 1e3
 
     # -- the engine --------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,10 @@ class ThrashWatch:
         if len(self._evicted_at_s) > REMEMBERED:
             del self._evicted_at_s[next(iter(self._evicted_at_s))]
 
+    def forgive(self, key: Hashable) -> None:
+        """The key was evicted because someone asked for it, so its coming back says nothing about places."""
+        self._evicted_at_s.pop(key, None)
+
     def loaded(self, key: Hashable, now_s: float) -> bool:
         """Whether this load brings back what went less than a window before."""
         evicted_at_s = self._evicted_at_s.pop(key, None)

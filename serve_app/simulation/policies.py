@@ -14,7 +14,7 @@ from serve_app.simulation.traces import SHAPES, Trace, zipf
 
 SEED = 1
 SIZES = ((4, 10), (4, 100), (16, 100), (16, 1000), (64, 100), (64, 1000))  # places, adapters
-SHOWN = (4, 100), (16, 100), (64, 1000)
+SHOWN = (4, 100), (64, 1000)
 HALF_LIVES = (1, 2, 4, 8, 16, 32, 128, 512)
 
 

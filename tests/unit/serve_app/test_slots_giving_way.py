@@ -136,6 +136,22 @@ async def test_warming_that_is_cancelled_goes_on():
 
 
 @on_a_jumping_clock
+async def test_a_request_that_joins_a_warming_waits_its_full_time_and_closes_slots():
+    places = bench(1, wait_s=60)
+    busy = await used(places, "a")
+    warming = asyncio.create_task(places.slots.warm(adapter("w")))
+    await asyncio.sleep(55)
+    joined = asyncio.create_task(places.request(adapter("w")))
+    await asyncio.sleep(2)
+    late = asyncio.create_task(places.request(adapter("a")))
+    await asyncio.sleep(40)
+    assert not late.done(), "the closed slot took a new user"
+    busy.release()
+    assert await joined == "follower"
+    await asyncio.gather(warming, late)
+
+
+@on_a_jumping_clock
 async def test_what_is_held_is_no_victim_and_is_not_closed():
     places = bench(2)
     places.slots.hold(adapter("a").ref)
@@ -227,7 +243,7 @@ async def test_a_slot_that_was_closed_is_opened_again_without_a_load_when_nobody
     uses[1].release()
     uses[2].release()  # `b` goes instead
     assert await waiting == "leader"
-    await again
+    assert await again == "leader"
     assert [ref.name for ref in places.engine.loads].count("a") == 1
     uses[0].release()
     await asyncio.sleep(1)

@@ -44,6 +44,13 @@ def test_new_adapters_one_after_the_other_raise_none():
         assert watch.alarm(index / 10) is None
 
 
+def test_what_someone_evicted_on_purpose_is_no_reload():
+    watch = ThrashWatch(window_s=60)
+    watch.evicted("a", 10)
+    watch.forgive("a")
+    assert not watch.loaded("a", 11)
+
+
 def test_a_few_reloads_raise_none():
     assert alternate(ThrashWatch(window_s=60), 6) == []
 
