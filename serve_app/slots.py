@@ -5,7 +5,7 @@ The engine itself is forgetful (README.md of this package lists what it really d
 - the registered set never exceeds the engine's own capacity, and a place is freed before the next load takes it;
 - a slot in use is never evicted, one that is held neither; its files stay leased as long as it is registered;
 - an integer id is never used twice, and a failed load is removed from the engine whatever it left behind;
-- the first load of a content counts what the engine filled: an engine drops what it doesn't know without a word;
+- each load counts what the engine filled: an engine drops what it doesn't know without a word;
 - requests for one cold adapter share one fetch and one load, which run apart from the requests that wait for them;
 - the idle slot that was used least, recent uses counting more, gives way; loads that nobody waits for let others go first;
 - a load that found every place in use is not starved: each time its patience ends, one slot more takes no new users.
@@ -106,7 +106,6 @@ class EngineSlots:
         self._free_desks = self._all_desks = max(2, capacity // 2)
         self._desks: Line[Pending] = Line(self._try_desk)
         self._background: set[asyncio.Task[Any]] = set()
-        self._landed: set[str] = set()  # digests that are known to land whole; content never changes
         self._times = LoadTimes()
         self._thrash = ThrashWatch()
 
@@ -300,9 +299,8 @@ class EngineSlots:
     async def _add(self, pending: Pending, int_id: int, files: LocalAdapter) -> None:
         adapter = pending.adapter
         landed = await pending.timed("load", self._engine.add(adapter.ref, int_id, files))
-        if adapter.num_modules and adapter.digest not in self._landed:  # 0: its manifest is older than the count
+        if adapter.num_modules:  # 0: its manifest is older than the count
             check_landed(adapter, landed)
-            self._landed.add(adapter.digest)
         self._times.loaded((pending.timings_ms["stage"] + pending.timings_ms["load"]) / 1e3, adapter.size_bytes)
         self._watch_thrash(adapter.ref)
 
