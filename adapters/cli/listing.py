@@ -19,7 +19,7 @@ from adapters.cli.shares import percentages, shown, weights_of
 from adapters.cli.work import find_name, find_ref, read_view, run, usage
 from adapters.names import PRODUCTION, AdapterRef
 from adapters.registry import aliases
-from adapters.types import AdapterEntry, Head, HistoryRow, Manifest
+from adapters.types import AdapterEntry, Directive, Head, HistoryRow, Manifest
 
 READS_AT_ONCE = 16
 MARKS = {"live": "green", "canary": "yellow", "retired": "dim", "collected": "dim"}
@@ -158,11 +158,48 @@ def _adapter_lines(head: Head, manifests: list[Manifest], rows: int) -> list[Lin
     return [
         Text.assemble((f"{head.base}:{head.name}", "bold"), f"  revision {head.revision}"),
         *(_indented(table(["ALIAS", "VERSION", "SINCE", "BY", "MESSAGE"], _alias_rows(head, now))) if head.aliases else ()),
+        *_waiting(head),
+        *_directed(head, now),
         "",
         *_indented(table(header, versions)),
         *_details(head, manifests),
         *(("", *_indented(table(HISTORY_HEADER, past))) if past else ()),
     ]
+
+
+def _waiting(head: Head) -> list[Line]:
+    """The moves that wait until their version is warm."""
+    return [
+        Text(f"  {alias} waits until version {move.version} is warm, at most until {times.short(move.deadline)}", style="yellow")
+        for alias, move in sorted(head.pending.items())
+    ]
+
+
+def _directed(head: Head, now: datetime) -> list[Line]:
+    """What replicas are asked to keep or to bring."""
+    if not head.directives:
+        return []
+    rows = [
+        [
+            "pin" if asked.pin else "prewarm",
+            asked.target,
+            asked.tier,
+            str(asked.replicas or "all"),
+            _window(asked),
+            f"{times.age(asked.at, now)} ago",
+            asked.who or "",
+            asked.message or "",
+        ]
+        for asked in head.directives
+    ]
+    return ["", *_indented(table(["ASKED", "TARGET", "TIER", "REPLICAS", "WHEN", "SINCE", "BY", "MESSAGE"], rows))]
+
+
+def _window(asked: Directive) -> str:
+    start = f"from {times.short(asked.start)}" if asked.start else ""
+    until = f"until {times.short(asked.until)}" if asked.until else ""
+    every = f"every {times.span(asked.every_s)}" if asked.every_s else ""
+    return " ".join(filter(None, (start, until, every))) or "always"
 
 
 def _alias_rows(head: Head, now: datetime) -> list[list[Line]]:

@@ -60,10 +60,12 @@ def rollout_data(head: Head, tiers: dict[str, str] | None) -> dict[str, Any]:
         return {"version": version, "ref": ref, "percent": percent, "state": shapes.state(head, version), "tier": tier}
 
     trees = {}
-    for alias in sorted(head.aliases):
+    for alias in sorted(head.aliases.keys() | head.pending.keys()):
         details = shapes.alias_data(head, alias)
         shares = [version_of(version, percent) for version, percent in percentages(weights_of(head, alias)).items()]
-        trees[alias] = {key: details[key] for key in ("protected", "since", "who", "message")} | {"versions": shares}
+        move = head.pending.get(alias)
+        told = {key: details[key] for key in ("protected", "since", "who", "message")}
+        trees[alias] = told | {"versions": shares, "pending": None if move is None else shapes.move_data(move)}
     return {"base": head.base, "name": head.name, "revision": head.revision, "aliases": trees}
 
 
@@ -75,10 +77,11 @@ def tree(data: dict[str, Any], now: datetime) -> list[Text]:
     for number, (alias, facts) in enumerate(data["aliases"].items(), 1):
         last = number == len(data["aliases"])
         lines.append(Text.assemble("└─ " if last else "├─ ", (alias, "cyan"), *_about(facts, now)))
-        for count, version in enumerate(facts["versions"], 1):
+        leaves = [*map(_version, facts["versions"]), *([_waiting(facts["pending"], now)] if facts["pending"] else [])]
+        for count, leaf in enumerate(leaves, 1):
             stem = "   " if last else "│  "
-            branch = "└─ " if count == len(facts["versions"]) else "├─ "
-            lines.append(Text.assemble(stem, branch, *_version(version)))
+            branch = "└─ " if count == len(leaves) else "├─ "
+            lines.append(Text.assemble(stem, branch, *leaf))
     return lines
 
 
@@ -93,6 +96,11 @@ def _version(version: dict[str, Any]) -> list[Any]:
     bar = "█" * round(version["percent"] / 10)
     where = f"  {version['tier']}" if version["tier"] else ""
     return [f"@{version['version']}  {shown(version['percent']):>5}  ", (f"{bar:10}", "green"), f"  {version['state']}{where}"]
+
+
+def _waiting(move: dict[str, Any], now: datetime) -> list[Any]:
+    left_s = max(0.0, (datetime.fromisoformat(move["deadline"]) - now).total_seconds())
+    return [f"@{move['version']}  ", ("waits until it is warm", "yellow"), f", {times.span(left_s)} left"]
 
 
 def _watch_live(data: dict[str, Any], look: Any, interval_s: float) -> None:

@@ -29,7 +29,7 @@ def head_data(head: Head) -> dict[str, Any]:
         "protected": sorted(head.protected),
         "retired": sorted(head.retired),
         "directives": [asdict(directive) for directive in head.directives],
-        "pending": {alias: _move_data(move) for alias, move in sorted(head.pending.items())},
+        "pending": {alias: move_data(move) for alias, move in sorted(head.pending.items())},
     }
 
 
@@ -60,7 +60,7 @@ def adapter_data(entry: AdapterEntry) -> dict[str, Any]:
     }
 
 
-def _move_data(move: PendingMove) -> dict[str, Any]:
+def move_data(move: PendingMove) -> dict[str, Any]:
     names = ("id", "version", "min_ready", "deadline", "at", "who", "message")
     return {name: getattr(move, name) for name in names} | {"taken": move.taken_by is not None}
 
@@ -129,7 +129,7 @@ def alias_data(head: Head, alias: str) -> dict[str, Any]:
     """One alias: what it names, how it shares, since when, who moved it and why."""
     row = since(head, alias)
     return {
-        "version": head.aliases[alias],
+        "version": head.aliases.get(alias),
         "weights": _numbered(weights_of(head, alias)),
         "protected": alias in head.protected,
         "since": row.at if row else None,

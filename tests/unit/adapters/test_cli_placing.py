@@ -123,6 +123,16 @@ def test_what_makes_no_sense_is_refused(author: Author, arguments: tuple[str, ..
     assert directives(author) == ()
 
 
+def test_show_tells_what_replicas_are_asked_to_keep(author: Author):
+    author.run("pin", "parrot", "--replicas", "2", "-m", "busy")
+    author.run("prewarm", "parrot@2", "--tier", "disk", "--start", "2030-01-01", "--until", "2030-01-02", "--every", "7d")
+    rows = [line.split() for line in author.run("show", "parrot").splitlines()]
+    header = next(at for at, row in enumerate(rows) if row[:2] == ["ASKED", "TARGET"])
+    assert rows[header + 1][:5] == ["pin", "production", "engine", "2", "always"]
+    assert rows[header + 2][:5] == ["prewarm", "2", "disk", "all", "from"]
+    assert "until 2030-01-02 00:00:00Z every 7 d" in " ".join(rows[header + 2])
+
+
 # Eviction
 
 

@@ -151,6 +151,16 @@ def test_a_command_that_is_interrupted_leaves_the_move_to_the_gateways(author: A
     assert author.head("parrot").pending["production"].version == 2
 
 
+def test_rollout_and_show_tell_of_a_move_that_waits(author: Author):
+    author.do(lambda registry: registry.begin_move("tiny/base", "parrot", "beta", 2, min_ready=None, timeout_s=3000))
+    said = author.run("rollout", "parrot")
+    assert "├─ beta\n│  └─ @2  waits until it is warm, 49 min left\n└─ production" in said
+    tree = author.json("rollout", "parrot")["aliases"]
+    assert (tree["beta"]["versions"], tree["beta"]["pending"]["version"]) == ([], 2)
+    assert tree["production"]["pending"] is None
+    assert "beta waits until version 2 is warm, at most until " in author.run("show", "parrot")
+
+
 @pytest.mark.parametrize("wrong", [("--timeout", "soon"), ("--min-ready", "0")])
 def test_limits_without_sense_are_wrong_usage(author: Author, wrong: tuple[str, str]):
     author.run("promote", "parrot", "2", *wrong, code=2)
