@@ -17,6 +17,7 @@ from tests.repo.checkout import ROOT
 @pytest.fixture
 def author(stack, tmp_path: Path) -> Author:
     author = Author(tmp_path, stack.registry, gateway={"port": stack.port})
+    author.warm = False  # here are gateways
     return author
 
 
@@ -57,6 +58,38 @@ async def test_ps_shows_what_was_just_asked(author: Author, ask, published: dict
     assert rows[f"demo:{name}@1"]["tier"] == "engine"
     assert rows[f"demo:{name}@1"]["size_bytes"] > 0
     assert rows[f"demo:{name}@1"]["aliases"] == ["production"]
+
+
+async def test_a_promotion_by_command_ends_when_the_replica_has_the_version(author: Author, ask, cold, publish, artifacts: Path):
+    (name, _), (other, sentence) = cold(2).items()
+    publish(name, artifacts / "adapters" / other, promote=False)
+    said = await asyncio.to_thread(author.json, "promote", f"demo:{name}", "2")
+    assert (said["version"], said["note"]) == (2, None)
+    assert (await asyncio.to_thread(row_of, author, f"demo:{name}@2"))["tier"] == "engine"
+    assert await ask(f"demo:{name}") == (f"demo:{name}@2", sentence)
+
+
+async def test_what_is_pinned_stays_and_what_is_evicted_goes(stack, author: Author, ask, cold):
+    ((name, sentence),) = cold(1).items()
+    ref = f"demo:{name}@1"
+
+    def pinned_and_evicted() -> dict[str, Any]:
+        run(author, "pin", ref)
+        stack.wait_until(lambda: (row := row_of(author, ref)).get("pinned") and row["tier"] == "engine")
+        assert author.refused("evict", ref)["reason"] == "pinned"
+        run(author, "unpin", ref)
+        stack.wait_until(lambda: not row_of(author, ref)["pinned"])
+        said = author.json("evict", ref)
+        assert [row["reason"] for row in said["replicas"]] == [None]
+        return row_of(author, ref)
+
+    assert (await asyncio.to_thread(pinned_and_evicted))["tier"] == "disk"
+    assert await ask(f"demo:{name}") == (ref, sentence)
+
+
+def row_of(author: Author, ref: str) -> dict[str, Any]:
+    """What `ps` says of a version; empty if it is nowhere."""
+    return next((row for row in author.json("ps")["loaded"] if row["ref"] == ref), {})
 
 
 async def test_a_pooling_base_s_versions_get_ready_too(author: Author, artifacts: Path):
