@@ -60,7 +60,7 @@ async def restarted(stack, ask: Callable[..., Awaitable[Any]], process: psutil.P
     """Waits until another process answers."""
     deadline = time.monotonic() + RESTART_S
     while True:
-        with contextlib.suppress(openai.APIStatusError, StopIteration):
+        with contextlib.suppress(openai.APIStatusError, psutil.Error, StopIteration):
             if stack.replica("demo").pid != process.pid:
                 await ask("demo")
                 return
