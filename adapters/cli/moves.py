@@ -18,7 +18,7 @@ from adapters.cli.output import err, is_terminal, show, table, warn
 from adapters.cli.program import ALIASES, app
 from adapters.cli.shares import newcomer, percentages, shown, weights_of, with_share
 from adapters.cli.telling import changing, tell
-from adapters.cli.waiting import Waited, carried, watching
+from adapters.cli.waiting import DEFAULT_TIMEOUT, Waited, promoted, watching
 from adapters.cli.work import by, find_name, find_ref, named, run, usage
 from adapters.errors import InvalidRequest, VersionConflict
 from adapters.names import PRODUCTION, AdapterRef
@@ -44,7 +44,7 @@ def promote(
         int | None,
         typer.Option(min=1, help="Replicas that must have it first; as many as have the version before without it."),
     ] = None,
-    timeout: Annotated[str, typer.Option(help="The move fails after so long: `90s`, `5min`.")] = "5min",
+    timeout: Annotated[str, typer.Option(help="The move fails after so long: `90s`, `5min`.")] = DEFAULT_TIMEOUT,
     message: Message = None,
     unlock: Unlock = False,
     if_revision: IfRevision = None,
@@ -59,14 +59,12 @@ def promote(
 
     async def work(registry: Any) -> tuple[Head, Waited]:
         ref = await _meant(registry, name, version, base, alias)
-        before, where = await registry.head(ref.base, ref.name), (ref.base, ref.name, alias, ref.version, caller)
+        before = await registry.head(ref.base, ref.name)
         if weight is not None:
             return before, Waited(await _share(registry, ref, alias, weight, caller))
         if at_once:
-            return before, Waited(await registry.promote(*where))
-        head = await registry.begin_move(*where, min_ready=min_ready, timeout_s=timeout_s)
-        move = head.pending.get(alias)
-        return before, Waited(head) if move is None else await carried(registry, head, move, watch)
+            return before, Waited(await registry.promote(ref.base, ref.name, alias, ref.version, caller))
+        return before, await promoted(registry, ref, alias, caller, watch, min_ready=min_ready, timeout_s=timeout_s)
 
     async def told(registry: Any) -> tuple[Head, Waited]:
         before, waited = await work(registry)

@@ -11,18 +11,20 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from adapters.cli import shapes
+from adapters.cli import shapes, times
 from adapters.cli.completion import complete_alias
 from adapters.cli.gateway import find_gateway
 from adapters.cli.options import AsJson, Base, Config, Gateway, Message, Quiet, Unlock
-from adapters.cli.output import as_data, err, fail, is_terminal, progress_bar, show, size, spinner
+from adapters.cli.output import as_data, err, fail, is_terminal, progress_bar, show, size, spinner, warn
 from adapters.cli.program import PUBLISH, app
 from adapters.cli.telling import tell
 from adapters.cli.versions import parse_tags
+from adapters.cli.waiting import DEFAULT_TIMEOUT, Waited, promoted, watching
 from adapters.cli.work import by, find_name, run, usage
-from adapters.errors import InvalidRequest, LoraMuxError, ModelNotFound
+from adapters.errors import InvalidRequest, LoraMuxError, ModelNotFound, VersionConflict
 from adapters.names import PRODUCTION, AdapterRef, check_adapter_name, check_alias, slug_of
 from adapters.registry.aliases import check_unlocked
+from adapters.types import Head
 
 Source = Annotated[Path, typer.Argument(help="PEFT folder, or a .tar, .tar.gz or .zip of one.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse what would have to be rewritten.")]
@@ -42,6 +44,7 @@ class Wish:
     promote: str | None
     message: str | None
     unlock: bool
+    now: bool = False
     tags: dict[str, str | None] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +55,10 @@ def publish(
     folder: Source,
     name: Annotated[str, typer.Option(help="Adapter: `name` or `team/name`.")],
     base: Base = None,
-    promote: Annotated[bool, typer.Option("--promote", help="Let the alias name it.")] = False,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Let the alias name it; one that has users moves when replicas have the version.")
+    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Move the alias at once, warm or not.")] = False,
     alias: Annotated[str, typer.Option(help="Alias that --promote moves.", autocompletion=complete_alias)] = PRODUCTION,
     message: Message = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="`k=v`: a tag of the version; may be repeated.")] = None,
@@ -88,13 +94,20 @@ def publish(
         promote=usage(lambda: check_alias(alias)) if promote else None,
         message=message,
         unlock=unlock,
+        now=now,
         tags=_tags(tag or []),
         metrics=_metrics(metric or []),
         source={key: value for key, value in source.items() if value is not None},
     )
     if dry_run:
         _show_inspection(*run(config, lambda registry: _inspection(registry, wish, options), as_json), as_json)
-    published, revision = run(config, lambda registry: _publish(registry, wish, options, config, not (as_json or quiet)), as_json)
+    talks = not (as_json or quiet)
+
+    async def work(registry: Any) -> tuple[Any, int]:
+        published, head = await _publish(registry, wish, options, talks)
+        return published, await _promoted(registry, published.ref, wish, head, config, gateway, talks)
+
+    published, revision = run(config, work, as_json)
     told = {"ready": None, "probe": None} | _asked_gateway(str(published.ref), wait_ready, probe, gateway, config, timeout_s)
     data = shapes.manifest_data(published.manifest) | {
         "created": published.created,
@@ -110,8 +123,8 @@ def publish(
     sys.exit(0 if ready is None or ready["ready"] else 1)
 
 
-async def _publish(registry: Any, wish: Wish, options: Any, config: Path | None, bar: bool) -> tuple[Any, int]:
-    """The version, and the adapter's revision after all of it. A protected alias is found out before anything is sent."""
+async def _publish(registry: Any, wish: Wish, options: Any, bar: bool) -> tuple[Any, Head]:
+    """The version, and the head with it. A protected alias is found out before anything is sent."""
     from adapters.publishing import Publication, publish_folder
 
     where = await find_name(registry, wish.name, wish.base)
@@ -134,11 +147,31 @@ async def _publish(registry: Any, wish: Wish, options: Any, config: Path | None,
     ref = published.ref
     if wish.tags:
         await registry.tag(ref, wish.tags, by())
-    head = await registry.head(ref.base, ref.name)
-    if wish.promote:
-        before, head = head, await registry.promote(ref.base, ref.name, wish.promote, ref.version, caller)
-        await tell(config, before, head)
-    return published, head.revision
+    return published, await registry.head(ref.base, ref.name)
+
+
+async def _promoted(
+    registry: Any, ref: AdapterRef, wish: Wish, before: Head, config: Path | None, gateway: str | None, talks: bool
+) -> int:
+    """The adapter's revision after the alias has moved, if it was to. One that names nothing yet has nobody who would wait."""
+    if wish.promote is None:
+        return before.revision
+    caller = by(wish.message, None, wish.unlock)
+    if wish.now or wish.promote not in before.aliases:
+        waited = Waited(await registry.promote(ref.base, ref.name, wish.promote, ref.version, caller))
+    else:
+        timeout_s = times.duration_s(DEFAULT_TIMEOUT)
+        try:
+            with watching(gateway, config, talks) as watch:
+                waited = await promoted(registry, ref, wish.promote, caller, watch, timeout_s=timeout_s)
+        except VersionConflict as error:
+            stands = f"{ref} is published; {error.hint}" if error.hint else f"{ref} is published"
+            raise VersionConflict(error.message, **error.details() | {"hint": stands}) from None
+    if not waited.by_gateway:
+        await tell(config, before, waited.head)
+    if waited.note:
+        warn(f"cold: {waited.note}")
+    return waited.head.revision
 
 
 def _asked_gateway(

@@ -17,11 +17,12 @@ from adapters.names import AdapterRef
 from adapters.registry.moments import unix_s
 from adapters.registry.promotion import check_moved, outcome, replicas_needed
 from adapters.registry.standing import standing
-from adapters.types import Head, PendingMove
+from adapters.types import By, Head, PendingMove
 
 TAKEN_WITHIN_S = 5.0
 OVERDUE_S = 15.0
 LOOK_EVERY_S = 0.3
+DEFAULT_TIMEOUT = "5min"
 
 Watch = Callable[[Head, PendingMove], None]
 
@@ -35,6 +36,15 @@ class Waited:
     waited_s: float = 0.0
     note: str | None = None
     by_gateway: bool = False
+
+
+async def promoted(
+    registry: Any, ref: AdapterRef, alias: str, caller: By, watch: Watch, *, min_ready: int | None = None, timeout_s: float
+) -> Waited:
+    """Wants the alias to name `ref`'s version, and waits until it does. Raises what `Registry.begin_move` and `carried` raise."""
+    head = await registry.begin_move(ref.base, ref.name, alias, ref.version, caller, min_ready=min_ready, timeout_s=timeout_s)
+    move = head.pending.get(alias)
+    return Waited(head) if move is None else await carried(registry, head, move, watch)
 
 
 async def carried(registry: Any, head: Head, move: PendingMove, watch: Watch) -> Waited:

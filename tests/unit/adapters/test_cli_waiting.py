@@ -151,6 +151,36 @@ def test_a_command_that_is_interrupted_leaves_the_move_to_the_gateways(author: A
     assert author.head("parrot").pending["production"].version == 2
 
 
+# Publishing
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> str:
+    return str(adapter_folders.plain(seed=3).write(tmp_path / "3"))
+
+
+def test_publish_promotes_an_alias_that_has_users_when_the_version_is_warm(author: Author, third: str):
+    with gateway(author, finishes, after_s=0.5):
+        said = author.result("publish", third, "--name", "parrot", "--promote", "-m", "better")
+    assert "promoted: production of tiny/base:parrot is now version 3" in said.stdout
+    assert said.stderr == ""
+    assert author.head("parrot").history[-1].message == "better"
+
+
+def test_a_published_version_that_can_t_be_loaded_stands_and_is_not_promoted(author: Author, third: str):
+    with gateway(author, fails):
+        error = author.refused("publish", third, "--name", "parrot", "--promote")
+    assert error["reason"] == "promote_failed"
+    assert error["hint"].startswith("tiny/base:parrot@3 is published; ")
+    assert author.head("parrot").aliases == {"production": 1}
+
+
+def test_a_first_promotion_and_one_that_says_now_wait_for_nobody(author: Author, third: str):
+    assert author.result("publish", third, "--name", "crow", "--promote").stderr == ""
+    assert author.result("publish", third, "--name", "parrot", "--promote", "--now").stderr == ""
+    assert author.head("parrot").aliases == {"production": 3}
+
+
 def test_rollout_and_show_tell_of_a_move_that_waits(author: Author):
     author.do(lambda registry: registry.begin_move("tiny/base", "parrot", "beta", 2, min_ready=None, timeout_s=3000))
     said = author.run("rollout", "parrot")
