@@ -38,11 +38,13 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=174.7)
     parser.add_argument("--ranges", default="8", help="range sizes in MiB")
     parser.add_argument("--reads", default="8", help="reads at once for one fetch")
+    parser.add_argument("--fetches", default="4", help="fetches at once by a process")
     parser.add_argument("--at-once", default="1", help="different adapters at once")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        parts(Path(name), int(options.megabytes * MB), options.rounds)
+        with tempfile.TemporaryDirectory(dir=name) as alone:
+            parts(Path(alone), int(options.megabytes * MB), options.rounds)
         with store_in(options.store, Path(name)) as settings:
             asyncio.run(fetches(Path(name) / "cache", settings, options))
 
@@ -84,7 +86,6 @@ class Parts:
             digest.update(chunk)
 
     def reserve(self) -> None:
-        self._target.unlink(missing_ok=True)
         with self._target.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, self._size_bytes)
 
@@ -98,18 +99,16 @@ class Parts:
             os.fsync(file.fileno())
 
     def remove(self) -> None:
-        self._source.unlink()
         self._target.unlink()
 
 
 def parts(folder: Path, size_bytes: int, rounds: int) -> None:
     work = Parts(folder, content(0, size_bytes))
-    steps = (work.read, work.hash, work.reserve, work.write, work.sync)
+    steps = (work.read, work.hash, work.reserve, work.write, work.sync, work.remove)
     taken_s = [[timed(step) for step in steps] for _ in range(rounds)]
     print(f"{size_bytes / MB:.1f} MB, each part by itself (page cache), {rounds} rounds")
     for step, column in zip(steps, zip(*taken_s, strict=True), strict=True):
         print(f"  {step.__name__:8} {spread(column)}")
-    work.remove()
 
 
 def timed(step: Callable[[], None]) -> float:
@@ -129,18 +128,20 @@ async def fetches(folder: Path, settings: StoreSettings, options: argparse.Names
     store = open_store(settings)
     most = max(numbers(options.at_once))
     adapters = [await put(store, seed, int(options.megabytes * MB)) for seed in range(int(most))]
-    print(f"fetches from {options.store}; `lag` is how late the event loop was at worst, `behind` the syncing after the lease")
-    for at_once, mib, reads in product(*(numbers(text) for text in (options.at_once, options.ranges, options.reads))):
-        cache = CacheSettings(dir=folder, range_bytes=int(mib * 2**20), fetch_concurrency=int(reads))
+    print(f"from {options.store}, until the last is there; `mean` of all; `lag` of the event loop; `behind`: syncing after")
+    columns = (options.at_once, options.fetches, options.ranges, options.reads)
+    for at_once, turns, mib, reads in product(*(numbers(text) for text in columns)):
+        cache = CacheSettings(dir=folder, range_bytes=int(mib * 2**20), fetch_concurrency=int(reads), fetches_at_once=int(turns))
         rounds = [await fetch(store, cache, adapters[: int(at_once)]) for _ in range(options.rounds + 1)][1:]
         taken_s, *others = zip(*rounds, strict=True)
-        cpu, lag, behind = (f"{statistics.median(column) * 1e3:5.0f} ms" for column in others)
-        row = f"{at_once:.0f} at once, {mib:5.1f} MiB x {reads:2.0f}: {spread(taken_s)}"
-        print(f"  {row}   cpu {cpu}   lag {lag}   behind {behind}", flush=True)
+        mean, cpu, lag, behind = (f"{statistics.median(column) * 1e3:5.0f} ms" for column in others)
+        row = f"{at_once:.0f} adapters, {turns:.0f} at once, {mib:4.1f} MiB x {reads:2.0f}: {spread(taken_s)}"
+        print(f"  {row}   mean {mean}   cpu {cpu}   lag {lag}   behind {behind}", flush=True)
 
 
-async def fetch(store: Store, settings: CacheSettings, adapters: list[ResolvedAdapter]) -> tuple[float, float, float, float]:
-    """Seconds until all leases are there, of processor time meanwhile, of the loop's worst delay, and of syncing afterwards."""
+async def fetch(store: Store, settings: CacheSettings, adapters: list[ResolvedAdapter]) -> tuple[float, ...]:
+    """Seconds until all leases are there, until one is on average, of processor time meanwhile, of the loop's worst delay, and
+    of syncing afterwards."""
     shutil.rmtree(settings.dir, ignore_errors=True)
     os.sync()
     cache = AdapterCache(store, settings)
@@ -148,13 +149,17 @@ async def fetch(store: Store, settings: CacheSettings, adapters: list[ResolvedAd
     watching = asyncio.create_task(watch(lags_s))
     await asyncio.sleep(0.01)
     began, cpu = time.perf_counter(), time.process_time()
-    leases = await asyncio.gather(*(cache.lease(adapter) for adapter in adapters))
+    waits_s = await asyncio.gather(*(wait_s(cache, adapter) for adapter in adapters))
     taken_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     watching.cancel()
-    for lease in leases:
-        lease.release()
     await cache.close()
-    return taken_s, cpu_s, max(lags_s), time.perf_counter() - began - taken_s
+    return taken_s, statistics.mean(waits_s), cpu_s, max(lags_s), time.perf_counter() - began - taken_s
+
+
+async def wait_s(cache: AdapterCache, adapter: ResolvedAdapter) -> float:
+    began = time.perf_counter()
+    await cache.fetch(adapter)
+    return time.perf_counter() - began
 
 
 async def watch(lags_s: list[float]) -> None:

@@ -79,6 +79,9 @@ class AdapterCache:
         self._holds: dict[str, _Hold] = {}
         self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
         self._sealing: set[asyncio.Future[bool]] = set()
+        # Fetches share the store's and the disk's rate. In turn, the first is in use while the last still comes; all at
+        # once, each would take as long as all together, and memory for their ranges would have no limit.
+        self._turn = asyncio.Semaphore(settings.fetches_at_once)
         # Our own threads: the default pool is small on small nodes, and a slow disk would hold up everybody else in it.
         workers = max(4, min(16, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="adapter-cache")
@@ -233,14 +236,18 @@ class AdapterCache:
         try:
             if await self._in_thread(is_there, adapter):
                 return False
-            try:
-                await self._download(adapter)
-            except FileNotFoundError:
-                log.warning("the node cache was removed during the fetch of %s", adapter.ref)
-                await self._download(adapter)
+            async with self._turn:
+                await self._download_whole(adapter)
             return True
         finally:
             lock.release_and_delete()
+
+    async def _download_whole(self, adapter: ResolvedAdapter) -> None:
+        try:
+            await self._download(adapter)
+        except FileNotFoundError:
+            log.warning("the node cache was removed during the fetch of %s", adapter.ref)
+            await self._download(adapter)
 
     async def _download(self, adapter: ResolvedAdapter) -> None:
         try:

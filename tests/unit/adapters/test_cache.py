@@ -98,8 +98,10 @@ async def make_cache(store: FakeStore, tmp_path: Path) -> AsyncIterator[MakeCach
     """Builds caches on one folder; several of them are as several processes of a node, each with locks of its own."""
     caches: list[AdapterCache] = []
 
-    def make(budget: int = 100 * SIZE, concurrency: int = 4, store: Store = store) -> AdapterCache:
-        settings = CacheSettings(dir=tmp_path, budget_bytes=budget, fetch_concurrency=concurrency, range_bytes=RANGE)
+    def make(budget: int = 100 * SIZE, concurrency: int = 4, store: Store = store, at_once: int = 4) -> AdapterCache:
+        settings = CacheSettings(
+            dir=tmp_path, budget_bytes=budget, fetch_concurrency=concurrency, range_bytes=RANGE, fetches_at_once=at_once
+        )
         caches.append(AdapterCache(store, settings))
         return caches[-1]
 
@@ -226,6 +228,20 @@ async def test_different_digests_fetch_in_parallel(store: FakeStore, make_cache:
     await until(lambda: store.running == 6)
     store.gate.set()
     await asyncio.gather(*waiters)
+
+
+async def test_fetches_beyond_the_limit_wait_their_turn_and_one_that_fails_gives_its_turn_on(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapters, cache = [await published(store, seed) for seed in range(4)], make_cache(at_once=2)
+    store.gate = asyncio.Event()
+    store.fail(DOWN, method="get_range", key_part=adapters[0].digest)
+    waiters = [asyncio.create_task(cache.fetch(adapter)) for adapter in adapters]
+    await until(lambda: waiters[0].done() and store.count("get_range", adapters[2].digest) > 0)
+    assert store.count("get_range", adapters[3].digest) == 0
+    store.gate.set()
+    results = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [type(result) for result in results] == [StoreUnreachable, bool, bool, bool]
 
 
 async def test_ranges_that_come_in_the_wrong_order_make_the_right_file(make_cache: MakeCache) -> None:
