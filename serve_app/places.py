@@ -23,6 +23,7 @@ class Slot:
     ref: AdapterRef
     int_id: int
     lease: Lease
+    since_s: float
     last_used_s: float
     users: int = 0
     closing: bool = False
@@ -43,14 +44,27 @@ def choose_least(slots: Iterable[Slot], popularity: Popularity[AdapterRef]) -> S
 
 
 class Places:
-    """`capacity` places. `unload` takes a slot that left the table out of the engine."""
+    """`capacity` places. `unload` takes a slot that left the table out of the engine.
 
-    def __init__(self, capacity: int, unload: Callable[[Slot], Awaitable[None]], drain_after_s: float) -> None:
+    A claim that has waited for `drain_after_s` closes a slot, but none that has been there for less than `slice_s`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        unload: Callable[[Slot], Awaitable[None]],
+        *,
+        drain_after_s: float,
+        slice_s: float,
+        clock_s: Callable[[], float],
+    ) -> None:
         self.capacity = capacity
         self.popularity: Popularity[AdapterRef] = Popularity(HALF_LIFE_USES * capacity)
         self.held: set[AdapterRef] = set()
         self._unload = unload
         self._drain_after_s = drain_after_s
+        self._slice_s = slice_s
+        self._clock_s = clock_s
         self._slots: dict[AdapterRef, Slot] = {}
         self._used = 0
         self._line: Line[Claim] = Line(self._try_take)
@@ -165,14 +179,18 @@ class Places:
         while True:
             await asyncio.sleep(pause_s)
             pause_s = next_s
-            if claim.urgent:
-                self._close_one()
+            if claim.urgent and self._close_one():
                 next_s *= 2
 
-    def _close_one(self) -> None:
-        slot = choose_least((slot for slot in self._free_to_go() if not slot.closing), self.popularity)
-        if slot is not None:
-            slot.closing = True
+    def _close_one(self) -> bool:
+        before_s = self._clock_s() - self._slice_s
+        slot = choose_least(
+            (slot for slot in self._free_to_go() if not slot.closing and slot.since_s <= before_s), self.popularity
+        )
+        if slot is None:
+            return False
+        slot.closing = True
+        return True
 
     def _free_to_go(self) -> Iterable[Slot]:
         return (slot for slot in self._slots.values() if slot.ref not in self.held)

@@ -8,7 +8,8 @@ The engine itself is forgetful (README.md of this package lists what it really d
 - each load counts what the engine filled: an engine drops what it doesn't know without a word;
 - requests for one cold adapter share one fetch and one load, which run apart from the requests that wait for them;
 - the idle slot that was used least, recent uses counting more, gives way; loads that nobody waits for let others go first;
-- a load that found every place in use is not starved: each time its patience ends, one slot more takes no new users.
+- a load that found every place in use is not starved: each time its patience ends, one slot more takes no new users. No slot
+  is closed in its first seconds, or adapters that are all busy would do nothing but push each other out.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class EngineSlots:
         *,
         wait_s: float = 60,
         drain_after_s: float = 1,
+        slice_s: float = 8,
         meter: Meter = NULL_METER,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,7 +103,7 @@ class EngineSlots:
         self._clock_s = clock_s
         self._int_ids = itertools.count(FIRST_INT_ID)
         self._pending: dict[AdapterRef, Pending] = {}
-        self._places = Places(capacity, self._unload, drain_after_s)
+        self._places = Places(capacity, self._unload, drain_after_s=drain_after_s, slice_s=slice_s, clock_s=clock_s)
         # What is staged lies in memory beside the engine's own: half as many as it has places, at most.
         self._free_desks = self._all_desks = max(2, capacity // 2)
         self._desks: Line[Pending] = Line(self._try_desk)
@@ -292,7 +294,8 @@ class EngineSlots:
             if placed:
                 self._places.give()
             raise
-        slot = Slot(pending.ref, int_id, lease, last_used_s=self._clock_s())
+        now_s = self._clock_s()
+        slot = Slot(pending.ref, int_id, lease, since_s=now_s, last_used_s=now_s)
         self._places.put(slot)
         return slot
 

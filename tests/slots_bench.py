@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from adapters.cache import Lease
 from adapters.errors import AdapterIncompatible
 from adapters.names import AdapterRef
 from adapters.types import WEIGHTS_FILE, FileDigest, LocalAdapter, ResolvedAdapter
+from serve_app.simulation.jumping_clock import JumpingLoop
 from serve_app.slots import EngineSlots
 
 
@@ -115,3 +119,14 @@ class Bench:
         assert self.engine.staged == {}, "what is not loaded stays staged"
         held = {digest for digest, count in self.cache.leases.items() if count}
         assert len(held) == len(self.engine.loaded), "files are leased exactly while registered"
+
+
+def on_a_jumping_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an asynchronous test on such a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run

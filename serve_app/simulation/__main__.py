@@ -1,7 +1,8 @@
-"""`python -m serve_app.simulation policies|placement`: prints the tables of serve_app/README.md."""
+"""`python -m serve_app.simulation policies|placement|thrash`: prints the tables of serve_app/README.md."""
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -41,6 +42,21 @@ def placement(
 
     for line in table(requests, tuple(replicas), tuple(exponent)):
         typer.echo(line)
+
+
+@app.command()
+def thrash(requests: Annotated[int, typer.Option(help="Requests in each run.")] = 5_000) -> None:
+    """More busy adapters than an engine has places. Seconds."""
+    from serve_app.simulation.thrash import table
+
+    alarms = logging.getLogger("serve_app.slots")
+    level = alarms.level
+    alarms.setLevel(logging.ERROR)  # the thrash alarm would come each minute of the clock that jumps
+    try:
+        for line in table(requests):
+            typer.echo(line)
+    finally:
+        alarms.setLevel(level)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ class Replica:
         self._loads.loads += 1
         self._report = None
         pending = self._pending.pop(adapter)
-        slot = self._slots[adapter] = Slot(ref_of(adapter), adapter, None, self._clock.now_s)  # type: ignore[arg-type]
+        slot = self._slots[adapter] = Slot(ref_of(adapter), adapter, None, self._clock.now_s, self._clock.now_s)  # type: ignore[arg-type]
         for request in pending.waiting:
             self._begin(request, slot, pending.tier)
         for ready in pending.on_ready:

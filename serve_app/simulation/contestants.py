@@ -179,7 +179,8 @@ class Lrfu:
             victim = choose_least(self._slots.values(), self._popularity)
             assert victim is not None
             del self._slots[victim.ref]
-        self._slots[ref] = Slot(ref, 0, None, last_used_s=next(self._clock))  # type: ignore[arg-type]
+        now = next(self._clock)
+        self._slots[ref] = Slot(ref, 0, None, now, now)  # type: ignore[arg-type]
         return False
 
 

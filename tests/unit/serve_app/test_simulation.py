@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from typer.testing import CliRunner
 
+from serve_app.simulation import thrash
 from serve_app.simulation.__main__ import app
 from serve_app.simulation.cluster import Clock, Loads, Replica, Request, Size, Times
 from serve_app.simulation.contestants import CONTESTANTS, Arc, Lfu, Lrfu, Lru, Lru2, Optimum, S3Fifo, misses
@@ -145,10 +146,17 @@ def test_our_router_fetches_less_than_multiplexing():
     assert run(Affinity(16)).fetches < run(Multiplex(1)).fetches
 
 
+def test_slots_that_close_in_slices_load_less_than_without_and_starve_less_than_never():
+    ours, no_slice, never = (thrash.run(16, 0.9, 1_500, **rule) for rule in thrash.RULES.values())
+    assert ours.loads < 0.75 * no_slice.loads
+    assert max(ours.waits_s) < 0.85 * max(never.waits_s)
+
+
 @pytest.mark.parametrize(
     ("words", "row"),
     [
         (["policies", "--requests", "200"], "| uniform | 4 / 100 |"),
+        (["thrash", "--requests", "300"], "| 4 x the 8 slots | uniform | the rule |"),
         (["placement", "--requests", "500", "--replicas", "2", "--exponent", "1"], "| 2 / 200 | Zipf 1.0 | ours |"),
     ],
 )

@@ -161,7 +161,7 @@ async def test_two_versions_of_a_name_are_two_slots():
 
 
 async def test_a_hot_adapter_does_not_starve_a_cold_one():
-    bench = Bench(capacity=1, drain_after_s=0.02, wait_s=5)
+    bench = Bench(capacity=1, drain_after_s=0.02, slice_s=0, wait_s=5)
     stop = asyncio.Event()
 
     async def steady() -> None:
@@ -180,7 +180,7 @@ async def test_a_hot_adapter_does_not_starve_a_cold_one():
 @pytest.mark.parametrize("seed", range(6))
 async def test_any_mix_of_requests_failures_and_cancellations_keeps_the_rules(seed: int):
     rng = random.Random(seed)
-    bench = Bench(capacity=3, drain_after_s=0.005, wait_s=5)
+    bench = Bench(capacity=3, drain_after_s=0.005, slice_s=0, wait_s=5)
     bench.engine.failing = {adapter("n3").ref}
     tasks = []
     for _ in range(300):

@@ -12,9 +12,8 @@ from adapters.metrics import LOAD_SECONDS, LOADS, RELOADS, SLOT_EVICTIONS
 from adapters.names import AdapterRef
 from adapters.types import LocalAdapter
 from serve_app.slots import SlotUse
-from tests.jumping_clock import on_a_jumping_clock
 from tests.recorded_meter import RecordedMeter
-from tests.slots_bench import Bench, StrictEngine, adapter
+from tests.slots_bench import Bench, StrictEngine, adapter, on_a_jumping_clock
 
 
 def bench(capacity: int, **options) -> Bench:
@@ -224,7 +223,7 @@ async def test_one_long_answer_does_not_hold_up_a_starved_load():
             await places.request(adapter("hot"), 0.4)
 
     busy = [asyncio.create_task(steady()) for _ in range(5)]
-    await asyncio.sleep(3)
+    await asyncio.sleep(10)
     assert await asyncio.wait_for(places.request(adapter("cold")), 6) == "leader"
     stop.set()
     await asyncio.gather(*busy)
@@ -232,9 +231,26 @@ async def test_one_long_answer_does_not_hold_up_a_starved_load():
 
 
 @on_a_jumping_clock
+async def test_a_slot_has_its_time_slice_before_it_is_closed_for_others():
+    places = bench(1, slice_s=8)
+    busy = await used(places, "a")
+    waiting = asyncio.create_task(places.request(adapter("b")))
+    await asyncio.sleep(7)
+    (await used(places, "a")).release()
+    await asyncio.sleep(2.1)
+    late = asyncio.create_task(places.request(adapter("a")))
+    await asyncio.sleep(0.1)
+    assert not late.done(), "the closed slot took a new user"
+    busy.release()
+    await asyncio.gather(waiting, late)
+    assert [ref.name for ref in places.engine.loads] == ["a", "b", "a"]
+
+
+@on_a_jumping_clock
 async def test_a_slot_that_was_closed_is_opened_again_without_a_load_when_nobody_waits():
     places = bench(2)
     uses = [await used(places, "a"), await used(places, "b"), await used(places, "b")]
+    await asyncio.sleep(10)
     waiting = asyncio.create_task(places.request(adapter("c")))
     await asyncio.sleep(1.5)  # `a` is closed by now
     again = asyncio.create_task(places.request(adapter("a")))

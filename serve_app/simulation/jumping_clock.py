@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import selectors
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -32,14 +30,3 @@ class _Jumping(selectors.SelectSelector):
         assert timeout is not None, "everybody waits for something that will never happen"
         self._loop.jump(timeout)
         return super().select(0)
-
-
-def on_a_jumping_clock(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs an asynchronous test on such a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
