@@ -104,10 +104,12 @@ class Promoter:
         await asyncio.gather(*(attend(entry, move) for entry, move in moves))
 
     async def ended(self, head: Head, move: PendingMove) -> Head:
-        """The head after the move has ended, seen by this gateway.
+        """The head after the move that `head` has pending has ended, seen by this gateway. Makes it look at once.
 
         Raises VersionConflict with reason `promote_failed` if the alias stayed, DeadlineExceeded if nobody could end the move.
         """
+        await self._view.wait_seen(head.base, head.name, head.revision)
+        self.wake()
         while self._is_pending(head, move):
             if time.time() > unix_s(move.deadline) + OVERDUE_S:
                 raise DeadlineExceeded(

@@ -160,6 +160,7 @@ class SourcePublication(Change):
         ),
     ]
     promote: Alias | None = None
+    now: Flag = False
     unlock: Flag = False
     strict: Flag = False
     keep_dtype: Flag = False
@@ -230,6 +231,7 @@ class UploadOptions(Asked):
     base: BaseId
     name: Name
     promote: Alias | None = Field(default=None, description="Alias that moves to the version.")
+    now: bool = Field(default=False, description="Move it at once; else an alias that has users moves when replicas have it.")
     message: Text | None = Field(default=None, description="Why; stands in manifest and history.")
     who: Text | None = Field(default=None, description="Who; goes before `x-loramux-user`.")
     unlock: bool = Field(default=False, description="Let a protected alias move.")

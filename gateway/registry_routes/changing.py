@@ -64,9 +64,9 @@ async def promote(request: Request, asked: Promotion, caller: FromCaller) -> Res
     move = head.pending.get(asked.alias)
     if move is None:  # it names the version already
         return await _told(request, head)
-    seen = await _told(request, head, status=202)
-    parts.promoter.wake()
-    return await _told(request, await parts.promoter.ended(head, move)) if asked.wait else seen
+    if not asked.wait:
+        return await _told(request, head, status=202)
+    return await _told(request, await parts.promoter.ended(head, move))
 
 
 @router.post("/weights", responses=_ALIAS)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from adapters.adoption import Adoption, adopt, source_settings
 from adapters.contract import Inspection, PublishOptions, inspect, opened
 from adapters.contract.early import early_refusal
-from adapters.errors import AdapterRefused, InvalidRequest, LoraMuxError, VersionConflict
+from adapters.errors import AdapterRefused, DeadlineExceeded, InvalidRequest, LoraMuxError, VersionConflict
 from adapters.publishing import Publication, base_contract, other_contracts, publish_folder
 from adapters.registry import Published
 from adapters.registry.aliases import check_unlocked
@@ -59,6 +59,7 @@ class Wanted:
     base: str
     name: str
     promote: str | None
+    now: bool
     wait_ready: bool
     by: By
     options: PublishOptions
@@ -77,7 +78,7 @@ def _wanted(request: Request, asked: UploadOptions | SourcePublication, by: By) 
         drop=frozenset({asked.drop} if asked.drop else ()),
     )
     tags = pairs(asked.tag) if isinstance(asked, UploadOptions) else {}
-    return Wanted(asked.base, asked.name, asked.promote, asked.wait_ready, by, options, tags)
+    return Wanted(asked.base, asked.name, asked.promote, asked.now, asked.wait_ready, by, options, tags)
 
 
 @upload_router.post("/publish", status_code=201, responses=_MADE | _REFUSALS, openapi_extra=_UPLOAD)
@@ -209,16 +210,35 @@ async def _concluded(request: Request, asked: Wanted, published: Published, befo
     promoted = asked.promote if asked.promote and _may_move(readiness) else None
     if promoted:
         by = asked.by if before else replace(asked.by, expected_revision=None)  # the first version made the head
-        head = await parts.registry.promote(asked.base, asked.name, promoted, manifest.ref.version, by)
-        parts.telling.tell(head, before)
+        refused = await _promoted(request, asked, promoted, manifest.ref.version, by, before)
+        promoted, readiness = (None, refused) if refused else (promoted, readiness)
     if asked.tags:
         await parts.registry.tag(manifest.ref, asked.tags, By(asked.by.who, asked.by.message))
-    if asked.tags or not promoted:
-        head = await parts.registry.head(asked.base, asked.name)
+    head = await parts.registry.head(asked.base, asked.name)
     version = manifest.ref.version
     seen = await parts.view.wait_seen(asked.base, asked.name, head.revision, version=version, timeout_s=SEEN_WITHIN_S)
     value = _published_answer(published, head, promoted, readiness, parts.view.generation, seen)
     return answer(value, status=201 if published.created else 200, headers=etag_of(head.revision))
+
+
+async def _promoted(request: Request, asked: Wanted, alias: str, version: int, by: By, before: int) -> Readiness | None:
+    """Moves the alias: at once if that is asked for or it names nothing yet, so that nobody would wait; else when the version is
+    warm. Returns why it stays where it was, if it does."""
+    parts = request.app.state.parts
+    named = (await parts.registry.head(asked.base, asked.name)).aliases
+    if asked.now or alias not in named:
+        parts.telling.tell(await parts.registry.promote(asked.base, asked.name, alias, version, by), before)
+        return None
+    timeout_s = parts.settings.ready_timeout_s
+    head = await parts.registry.begin_move(asked.base, asked.name, alias, version, by, min_ready=None, timeout_s=timeout_s)
+    move = head.pending.get(alias)
+    if move is None:
+        return None
+    try:
+        await parts.promoter.ended(head, move)
+    except (VersionConflict, DeadlineExceeded) as error:
+        return Readiness(False, error.reason or error.code, error.message)
+    return None
 
 
 def _may_move(readiness: Readiness | None) -> bool:

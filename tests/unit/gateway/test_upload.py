@@ -24,6 +24,8 @@ from gateway.settings import GatewaySettings
 from gateway.uploads import Uploads
 from tests.adapter_folders import ALPHA, CLOTHES, TEXT, AdapterFolder, plain
 from tests.scripted_backend import ScriptedBackend
+from tests.unit.gateway.conftest import until
+from tests.unit.gateway.test_promoter import replicas, row
 
 BASE = "tiny/base"
 TARGET = {"base": BASE, "name": "crow"}
@@ -433,6 +435,36 @@ async def test_a_base_that_is_not_served_here_says_so_and_moves_the_alias(http, 
     made = await upload(http, folder, wait_ready=True, promote="production")
     assert made["readiness"]["reason"] == "base_not_served"
     assert made["aliases"] == {"production": 1}
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return plain(seed=8).write(tmp_path / "other")
+
+
+async def test_an_upload_moves_an_alias_that_has_users_when_the_version_is_warm(http, app, backend, folder, other):
+    await upload(http, folder, promote="production")
+    old, new = f"{BASE}:crow@1", f"{BASE}:crow@2"
+    backend.resident = {BASE: replicas({old: row()})["demo"]}
+    going = asyncio.create_task(upload(http, other, promote="production"))
+    await until(lambda: app.state.parts.view.entry(BASE, "crow").pending)
+    backend.resident = {BASE: replicas({old: row(), new: row()})["demo"]}
+    made = await asyncio.wait_for(going, 10)
+    assert (made["promoted"], made["aliases"], made["readiness"]) == ("production", {"production": 2}, None)
+
+
+async def test_an_upload_that_can_t_be_warmed_is_published_and_says_why_the_alias_stays(http, app, backend, folder, other):
+    await upload(http, folder, promote="production")
+    backend.resident = {BASE: replicas({f"{BASE}:crow@1": row()})["demo"]}
+    going = asyncio.create_task(upload(http, other, promote="production"))
+    view = app.state.parts.view
+    await until(lambda: view.entry(BASE, "crow").pending)
+    move = view.entry(BASE, "crow").pending["production"]
+    failed = row("failed", "disk", reason="not_all_applied", move_id=move.id)
+    backend.resident = {BASE: replicas({f"{BASE}:crow@2": failed})["demo"]}
+    made = await asyncio.wait_for(going, 10)
+    assert (made["promoted"], made["aliases"], made["readiness"]["reason"]) == (None, {"production": 1}, "promote_failed")
+    assert "not_all_applied" in made["readiness"]["message"]
 
 
 # The disk
