@@ -27,6 +27,8 @@ from adapters.types import ADAPTER_FILES, LocalAdapter, ResolvedAdapter, content
 
 log = logging.getLogger(__name__)
 
+DROP_AGAIN_S = 1.0
+
 T = TypeVar("T")
 _IsThere = Callable[[ResolvedAdapter], bool]
 
@@ -79,6 +81,7 @@ class AdapterCache:
         self._holds: dict[str, _Hold] = {}
         self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
         self._sealing: set[asyncio.Future[bool]] = set()
+        self._dropping: set[asyncio.Task[None]] = set()
         # Fetches share the store's and the disk's rate. In turn, the first is in use while the last still comes; all at
         # once, each would take as long as all together, and memory for their ranges would have no limit.
         self._turn = asyncio.Semaphore(settings.fetches_at_once)
@@ -159,6 +162,8 @@ class AdapterCache:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
         await asyncio.gather(*self._sealing, return_exceptions=True)
+        for dropping in self._dropping:
+            dropping.cancel()
         for threads in (self._threads, self._sealer):
             threads.shutdown(wait=False)
 
@@ -260,7 +265,19 @@ class AdapterCache:
         # Nobody waits for the disk: verified files are in use already.
         sealing = asyncio.get_running_loop().run_in_executor(self._sealer, self._folder.seal, adapter.digest)
         self._sealing.add(sealing)
-        sealing.add_done_callback(self._sealing.discard)
+        sealing.add_done_callback(lambda sealed: self._sealed(adapter.digest, sealed))
+
+    def _sealed(self, digest: str, sealing: asyncio.Future[bool]) -> None:
+        self._sealing.discard(sealing)
+        if not sealing.cancelled() and sealing.exception() is None and not sealing.result():
+            dropping = asyncio.create_task(self._drop(digest), name=f"drop {digest[:12]}")
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
+
+    async def _drop(self, digest: str) -> None:
+        """Removes the adapter as soon as no lease forbids it."""
+        while not await self._in_thread(self._folder.remove, digest):  # noqa: ASYNC110 (no event: others lease it too)
+            await asyncio.sleep(DROP_AGAIN_S)
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
         """Runs a blocking call in the cache's own threads.

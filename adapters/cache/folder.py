@@ -22,21 +22,21 @@ After a power loss the unsealed may hold anything. The first process of a new bo
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import re
 import shutil
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from adapters.cache import sealing
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry, choose_victims, used_again
+from adapters.cache.sealing import boot_id, names, read_digests
 from adapters.errors import DiskFull, InternalError, LoraMuxError
-from adapters.types import ADAPTER_FILES, FileDigest, ResolvedAdapter, content_digest
+from adapters.types import ResolvedAdapter, content_digest
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,6 @@ _EVICTED = ".evicted"
 _FETCH = ".fetch"
 _SYNC = ".sync"
 _BUDGET = "budget"
-_WRITABLE = 0o222
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class CacheFolder:
@@ -61,7 +59,7 @@ class CacheFolder:
         self._tmp = self.root / ".tmp"
         self._locks = self.root / ".locks"
         self._boots = self.root / ".boot"
-        self._boot = _boot_id()
+        self._boot = boot_id()
         self._sizes: dict[str, int] = {}  # of finished folders, which never change size; replaced whole, never edited
 
     # What is there
@@ -87,7 +85,7 @@ class CacheFolder:
 
     def holds(self, adapter: ResolvedAdapter) -> bool:
         """Whether all files are there and hash to what the manifest says. Reads every byte."""
-        return _read_digests(self.path(adapter.digest)) == tuple(sorted(adapter.files, key=lambda file: file.name))
+        return read_digests(self.path(adapter.digest)) == tuple(sorted(adapter.files, key=lambda file: file.name))
 
     def entries(self) -> list[CacheEntry]:
         """The finished adapters, in no particular order."""
@@ -96,7 +94,7 @@ class CacheFolder:
     def used_bytes(self) -> int:
         """Bytes of finished adapters and of what fetches have reserved."""
         # Fetches first: one that finishes in between is then seen twice, which the union forgives, rather than never.
-        reserved = {name: _size_of(self._tmp / name) for name in _names(self._tmp)}
+        reserved = {name: _size_of(self._tmp / name) for name in names(self._tmp)}
         return sum({**reserved, **self._finished()}.values())
 
     def _finished(self) -> dict[str, int]:
@@ -105,7 +103,7 @@ class CacheFolder:
         return self._sizes
 
     def _digests(self, folder: Path) -> list[str]:
-        return [name for name in _names(folder) if _DIGEST.fullmatch(name)]
+        return [name for name in names(folder) if _DIGEST.fullmatch(name)]
 
     def _usage(self, digest: str) -> tuple[float, float]:
         """When it was last used, and how often."""
@@ -163,36 +161,21 @@ class CacheFolder:
     def seal(self, digest: str) -> bool:
         """Syncs the adapter to the disk and marks it as synced; nothing to do if it went away meanwhile.
 
-        False if the disk fails: what a later reading gives is unknown then, and the adapter goes unless it is leased.
+        False if the disk fails: what a later reading gives is unknown then, and the adapter must go.
         """
-        if self._is_sealed(digest):
+        if sealing.is_sealed(self.path(digest)):
             return True
         # What is deleted while it is open still takes room, so whoever deletes it waits for this lock.
         lock = FileLock.take_blocking(self._sync_lock(digest))
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._seal(self.path(digest))
+                sealing.seal(self.path(digest))
             return True
         except OSError as error:
-            log.warning("adapter %s can't be synced to the disk and goes: %s", digest[:12], errno.errorcode.get(error.errno or 0))
+            log.error("adapter %s can't be synced to the disk and goes: %s", digest[:12], errno.errorcode.get(error.errno or 0))
+            return False
         finally:
             lock.release_and_delete()
-        self.remove(digest)
-        return False
-
-    def _seal(self, folder: Path) -> None:
-        for name in ADAPTER_FILES:
-            _sync(folder / name)
-        _sync(folder)
-        _sync(self.root)
-        for name in ADAPTER_FILES:
-            os.chmod(folder / name, (folder / name).stat().st_mode & ~_WRITABLE)
-
-    def _is_sealed(self, digest: str) -> bool:
-        try:
-            return not any((self.path(digest) / name).stat().st_mode & _WRITABLE for name in ADAPTER_FILES)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
 
     def _sync_lock(self, digest: str) -> Path:
         return self._locks / f"{digest}{_SYNC}"
@@ -282,7 +265,8 @@ class CacheFolder:
             with suppress(DiskFull):
                 self._make_room(0)
         for digest in self._digests(self.root):
-            self.seal(digest)
+            if not self.seal(digest):
+                self.remove(digest)
         return dropped
 
     def _take_back(self) -> None:
@@ -291,7 +275,7 @@ class CacheFolder:
             if lock is None:
                 continue
             try:
-                if not self.has(digest) and content_digest(_read_digests(self._tmp / digest)) == digest:
+                if not self.has(digest) and content_digest(read_digests(self._tmp / digest)) == digest:
                     self.publish(digest)
             finally:
                 lock.release_and_delete()
@@ -299,7 +283,7 @@ class CacheFolder:
     def _drop_dead(self) -> int:
         """Removes fetches whose process is gone and unfinished evictions. The budget lock is held."""
         dropped = 0
-        for folder in [self._tmp / name for name in _names(self._tmp)]:
+        for folder in [self._tmp / name for name in names(self._tmp)]:
             if folder.name.endswith(_EVICTED):
                 _delete(folder)  # evictions happen under the budget lock, so whoever began this one is dead
             elif (lock := FileLock.try_take(self.fetch_lock(folder.name))) is not None:
@@ -349,11 +333,11 @@ class CacheFolder:
         for folder in (self._tmp, self._boots):
             folder.mkdir(parents=True, exist_ok=True)
         for digest in self._digests(self.root):
-            if not self._is_sealed(digest) and (lock := FileLock.try_take(self.lease_lock(digest))) is not None:
+            if not sealing.is_sealed(self.path(digest)) and (lock := FileLock.try_take(self.lease_lock(digest))) is not None:
                 self.discard(digest)
                 os.rename(self.path(digest), self._tmp / digest)
                 lock.release()
-        for earlier in _names(self._boots):
+        for earlier in names(self._boots):
             (self._boots / earlier).unlink(missing_ok=True)
         (self._boots / self._boot).touch()
 
@@ -378,35 +362,9 @@ class CacheFolder:
         return DiskFull(why, limit=self.budget_bytes, value=size_bytes, retry_after_s=retry_after_s)
 
 
-def _boot_id() -> str:
-    """The same for all processes until the machine starts anew; where it can't be known, none is ever the same."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return uuid.uuid4().hex
-
-
 def _as_uses(accessed: float) -> float:
     """A lock file that was just made has the time of that as its access time, and no uses."""
     return accessed if accessed <= MOST_USES else 0.0
-
-
-def _names(folder: Path) -> list[str]:
-    """What lies in `folder`; nothing if somebody removed it."""
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-
-
-def _read_digests(folder: Path) -> tuple[FileDigest, ...]:
-    """The files of `folder` by name, hashed; those that are gone are left out."""
-    found: list[FileDigest] = []
-    for name in sorted(_names(folder)):
-        with suppress(FileNotFoundError), (folder / name).open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            found.append(FileDigest(name, size_bytes, hashlib.file_digest(file, "sha256").hexdigest()))
-    return tuple(found)
 
 
 def _size_of(folder: Path) -> int:
@@ -426,11 +384,3 @@ def _free_bytes(folder: Path) -> int:
 def _delete(folder: Path) -> None:
     with suppress(FileNotFoundError, NotADirectoryError):
         shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

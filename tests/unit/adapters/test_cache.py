@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.cache import AdapterCache
+from adapters.cache import AdapterCache, sealing
+from adapters.cache import cache as cache_module
 from adapters.cache import folder as cache_folder
 from adapters.cache.fetch import FileSink, plan_ranges
 from adapters.cache.folder import CacheFolder
@@ -506,11 +507,29 @@ async def test_a_disk_that_fails_to_sync_keeps_nothing_that_it_may_have_lost(
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "DROP_AGAIN_S", 0.01)
         disk = SlowDisk(patched, OSError(errno.EIO, "bad disk"))
-        assert await use(cache, adapter)
-        disk.go_on()
+        async with await cache.lease(adapter):
+            disk.go_on()
+            await until(lambda: bool(cache._dropping))
+            await asyncio.sleep(0.03)
+            assert cache.has(adapter.digest), "who uses it keeps it"
         await until(lambda: not cache.has(adapter.digest))
     assert await use(cache, adapter)
+
+
+async def test_files_that_may_not_be_marked_as_synced_stay_in_use(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "not yours")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    await use(cache, adapter)
+    await cache.sweep()
+    assert not await use(cache, adapter)
 
 
 async def test_what_is_being_synced_is_deleted_only_after_that(
@@ -558,7 +577,7 @@ class Boots:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._path = path
         self._number = 0
-        monkeypatch.setattr(cache_folder, "_BOOT_ID", path)
+        monkeypatch.setattr(sealing, "_BOOT_ID", path)
         self.next()
 
     def next(self) -> None:
