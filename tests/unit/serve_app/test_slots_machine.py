@@ -18,7 +18,7 @@ from tests.slots_bench import Bench, StrictEngine, adapter
 NAMES = [f"n{index}" for index in range(6)]
 CAPACITY = 3
 LONGEST_ANSWER_S = 8.0
-SLICE_S = 3.0
+SLICE_S = 1.0
 EXPECTED = (AdapterIncompatible, StoreUnreachable, AdapterLoading)
 names = st.sampled_from(NAMES)
 
@@ -148,6 +148,6 @@ class SlotsMachine(RuleBasedStateMachine):
 
 
 SlotsMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_any_order_of_events_keeps_the_rules = SlotsMachine.TestCase
