@@ -30,6 +30,7 @@ from loadtests.figures import Figure, median, new_results, percentile, write
 PROMPT = "import os\ndef main():\n" * 8
 OFF_GPU = "engine, off the GPU"
 DIFFERENT, AT_ONCE = 8, 64
+STAGES = ("resolve", "relay", "fetch", "stage", "queue", "load", "engine")  # relay is the time of all that follow it
 QUIET_S = 5
 EVICT_TRIES = 50
 METRICS_AGE_S = 12  # the node's numbers are up to 10 s old
@@ -376,7 +377,8 @@ def of_gaps(gaps: dict[str, Any]) -> list[Figure]:
 
 def stage_table(tiers: dict[str, list[dict[str, Any]]]) -> str:
     """Median ms of each stage that the server tells, beside the client's TTFT."""
-    stages = list(dict.fromkeys(stage for rows in tiers.values() for row in rows for stage in row["stages_ms"]))
+    told = dict.fromkeys(stage for rows in tiers.values() for row in rows for stage in row["stages_ms"])
+    stages = [*(stage for stage in STAGES if stage in told), *(stage for stage in told if stage not in STAGES)]
     lines = [f"| tier | {' | '.join(stages)} | TTFT p50 | p95 |", "| --- " * (len(stages) + 3) + "|"]
     for tier, rows in tiers.items():
         good = [row for row in rows if row["status"] == 200]
