@@ -164,7 +164,10 @@ class Promoter:
         if not served or residency is None:
             return Fail("no replica could be asked in time") if now_s >= unix_s(move.deadline) else Wait(0, 1)
         found = standing(residency.get(entry.base, {}).get("replicas", ()), entry, move)
-        return decide(move, found.ready, found.holders_of_old, found.live, found.failure, now_s)
+        verdict = decide(move, found.ready, found.holders_of_old, found.live, found.failure, now_s)
+        if isinstance(verdict, Move) and found.silent and now_s < unix_s(move.deadline):
+            return Wait(found.ready, found.live)  # a silent one may hold the version before, and would be cold
+        return verdict
 
     async def _act(self, entry: AdapterEntry, move: PendingMove, verdict: Wait | Move | Fail) -> Head | None:
         where = (entry.base, entry.name, move.alias, move.id)

@@ -81,13 +81,15 @@ def _summary(view: dict[str, Any]) -> dict[str, Any]:
         "requests": view.get("requests"),
         "loaded": len(view.get("resident", {})),
         "replicas": None if replicas is None else len(replicas),
+        "silent": sum(report.get("replica") is None for report in replicas or ()),
         "slots": view.get("slots"),
     }
 
 
 def _line(base: str, facts: dict[str, Any]) -> str:
     where = f"; {facts['replicas']} replicas of {facts['slots']} slots" if facts["replicas"] is not None else ""
-    return f"{base}: {facts['loaded']} loaded, {facts['requests']} answers under way{where}"
+    silent = f", {facts['silent']} of them silent" if facts["silent"] else ""
+    return f"{base}: {facts['loaded']} loaded, {facts['requests']} answers under way{where}{silent}"
 
 
 def _table(rows: list[dict[str, Any]], bases: dict[str, dict[str, Any]]) -> list[Text]:

@@ -12,12 +12,14 @@ from adapters.types import AdapterEntry, Head, PendingMove
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far the live replicas of a base are with a move; `failure` is why one of them could not load the version."""
+    """How far the live replicas of a base are with a move; `failure` is why one of them could not load the version, `silent` how
+    many did not say in time what they hold."""
 
     ready: int
     holders_of_old: int
     live: int
     failure: str | None
+    silent: int = 0
 
 
 def standing(replicas: Iterable[Mapping[str, Any]], adapter: AdapterEntry | Head, move: PendingMove) -> Standing:
@@ -26,7 +28,8 @@ def standing(replicas: Iterable[Mapping[str, Any]], adapter: AdapterEntry | Head
     new = _ref(adapter, move.version)
     named = {adapter.aliases.get(move.alias), *adapter.weights.get(move.alias, {})} - {None, move.version}
     olds = {_ref(adapter, version) for version in named}
-    held = [report.get("adapters", {}) for report in replicas]
+    reports = list(replicas)
+    held = [report.get("adapters", {}) for report in reports]
     rows = [adapters[new] for adapters in held if new in adapters]
     failures = (row.get("reason") or "load_failed" for row in rows if row["state"] == "failed" and row.get("move_id") == move.id)
     return Standing(
@@ -34,6 +37,7 @@ def standing(replicas: Iterable[Mapping[str, Any]], adapter: AdapterEntry | Head
         holders_of_old=sum(any(_in_engine(adapters[old]) for old in olds & adapters.keys()) for adapters in held),
         live=len(held),
         failure=next(failures, None),
+        silent=sum(report.get("replica") is None for report in reports),
     )
 
 

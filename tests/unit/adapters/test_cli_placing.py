@@ -172,6 +172,14 @@ def test_ps_counts_replicas_and_says_what_is_pinned_and_what_failed(author: Auth
     assert author.run("ps", "-q").split() == [FIRST, SECOND]
 
 
+def test_ps_says_how_many_replicas_gave_no_answer(author: Author, gateway: StubGateway):
+    gateway.resident = residency({FIRST: row()}, {})
+    gateway.resident["tiny/base"]["replicas"][1]["replica"] = None
+    said = author.run("ps")
+    assert "tiny/base: 1 loaded, 3 answers under way; 2 replicas of 4 slots, 1 of them silent" in said
+    assert author.json("ps")["bases"]["tiny/base"]["silent"] == 1
+
+
 def test_lists_show_the_best_tier_that_any_replica_has(author: Author, gateway: StubGateway):
     gateway.resident = residency({FIRST: row("disk")}, {})
     assert author.json("list")["adapters"][0]["tier"] == "disk"

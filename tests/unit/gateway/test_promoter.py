@@ -121,6 +121,26 @@ async def test_a_move_that_waits_is_taken_once_and_tells_by_whom(registry, backe
     assert head.revision == 4  # first promotion, begun, taken
 
 
+async def test_a_replica_that_is_silent_is_waited_for_since_it_may_hold_the_version_before(registry, backend, gateway):
+    backend.resident = replicas({OLD: row(), NEW: row()}, {})
+    backend.resident["demo"]["replicas"][1]["replica"] = None
+    await begun(registry)
+    await gateway.looks()
+    assert await named(registry) == 1
+    backend.resident = replicas({OLD: row(), NEW: row()}, {OLD: row(), NEW: row()})
+    await gateway.looks()
+    assert await named(registry) == 2
+
+
+async def test_a_replica_that_stays_silent_keeps_nobody_beyond_the_deadline(registry, backend, gateway):
+    backend.resident = replicas({OLD: row(), NEW: row()}, {})
+    backend.resident["demo"]["replicas"][1]["replica"] = None
+    await begun(registry, timeout_s=0.1)
+    await asyncio.sleep(0.15)
+    await gateway.looks()
+    assert await named(registry) == 2
+
+
 async def test_with_no_replica_it_moves_at_once_and_the_history_says_so(registry, backend, gateway):
     backend.resident = replicas()
     move = await begun(registry)
