@@ -163,8 +163,10 @@ def _picked(head: Head, alias: str) -> int:
 
 
 def _last_live(head: Head, alias: str, version: int, now: Any) -> list[str]:
-    rows = [row for row in head.history if row.alias == alias and row.to_version == version]
-    row = rows[-1]
+    moves = (row for row in reversed(head.history) if row.alias == alias and row.kind not in aliases.UNMOVED)
+    row = next((row for row in moves if row.to_version == version), None)
+    if row is None:  # older than the history that is kept
+        return ["", "", ""]
     return [f"{times.age(row.at, now)} ago", row.who or "", row.message or ""]
 
 
