@@ -28,7 +28,11 @@ State = Literal["ready", "loading", "failed"]
 Key = tuple[AdapterRef, WarmTier]
 
 Lane = Literal["promote", "load", "fetch"]
-AT_ONCE: dict[Lane, float] = {"promote": math.inf, "load": 1, "fetch": 4}
+AT_ONCE: dict[Lane, float] = {
+    "promote": math.inf,
+    "load": 1,
+    "fetch": 2,
+}  # a cache fetches four at once: two are left to requests
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 
