@@ -24,8 +24,9 @@ from tests.fake_store import FakeStore
 from tests.unit.adapters.test_cache import RANGE, SIZE, adapter_of, bytes_on_disk, published, use
 
 REPOSITORY = Path(__file__).parents[3]
-CROWD_BUDGET = 3 * SIZE + 12
-STORM_BUDGET = 6 * SIZE + 100
+# Sizes differ by bytes; of those that would fit but for a few bytes, some do and some don't.
+CROWD_BUDGET = 3 * SIZE + 6
+STORM_BUDGET = 6 * SIZE + 60
 STORMERS, STORM_TURNS = 2, 60
 
 
@@ -212,7 +213,7 @@ def test_the_budget_holds_to_the_byte_between_processes(folder: Path, log: Path)
         for child in crowd_of_three:
             child.go_on()
         most = [int(child.says().removeprefix("most=")) for child in crowd_of_three]
-    assert CROWD_BUDGET - 12 < max(most) <= CROWD_BUDGET
+    assert 3 * SIZE <= max(most) <= CROWD_BUDGET
 
 
 def test_the_budget_holds_to_the_byte_while_processes_of_a_crowded_node_are_killed(folder: Path, log: Path) -> None:
