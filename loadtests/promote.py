@@ -26,7 +26,7 @@ from loadtests.figures import Figure, median, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
 from loadtests.peers import errors_of, model_of
 from loadtests.product import BASE, Setting, configure, up, wait_for_models
-from loadtests.servers import BUCKET, s3_server
+from loadtests.servers import BUCKET, s3_server, wait_until
 
 NAME = "steady"
 ADAPTERS = 3 + 2 * SLOTS  # versions one, two and the damaged one; the rest asks beside the alias
@@ -84,7 +84,7 @@ async def measure(
         setting.publish(NAME, material.folders[second], promote=False)
         moved = await watched(traffic, lambda: by_route(setting, 2), options.after, version=2)
         later = await traffic.answers_after(options.hot)
-        publish_damaged(setting, store, material.folders[damaged])
+        publish_damaged(setting, store, material.folders[damaged], 3)
         stayed = await watched(traffic, lambda: by_command(setting, 3), options.after)
         alias = alias_of(setting)
     everything = [*hot, *moved.answers, *later, *stayed.answers]
@@ -186,13 +186,23 @@ def by(answer: Answer, version: int) -> bool:
     return answer.model == f"{model_of(NAME)}@{version}"
 
 
-def publish_damaged(setting: Setting, store: Any, folder: Path) -> None:
-    """A version that is published whole, and whose weights are other bytes in the store afterwards."""
+def publish_damaged(setting: Setting, store: Any, folder: Path, version: int) -> None:
+    """A version that is published whole, and whose weights are other bytes in the store afterwards; what replicas fetched to
+    their node meanwhile, whole, is given up again."""
     before = blobs(store)
     setting.publish(NAME, folder, promote=False)
     for key in blobs(store) - before:
         size = store.head_object(Bucket=BUCKET, Key=key)["ContentLength"]
         store.put_object(Bucket=BUCKET, Key=key, Body=b"\0" * size)
+    body = {"base": BASE, "name": NAME, "version": version, "tier": "remote"}
+
+    def given_up() -> None:
+        with httpx2.Client(trust_env=False) as http:
+            rows = http.post(f"{setting.url}/registry/v1/evict", json=body).raise_for_status().json()["replicas"]
+        if any(row["reason"] for row in rows):
+            raise TimeoutError(f"a replica keeps it: {rows}")
+
+    wait_until(given_up, "giving up the damaged version")
 
 
 def blobs(store: Any) -> set[str]:
