@@ -14,7 +14,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from adapters.types import Directive
@@ -24,7 +24,7 @@ OUT_OF_REACH = math.inf
 MASK = 2**64 - 1
 
 Load = Callable[[str], float]
-"""A replica's requests at once as it said last, other routers' among them; OUT_OF_REACH for one that does not answer."""
+"""A replica's requests at once, this router's and others'; OUT_OF_REACH for one that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class Flight:
 
     ref: str | None
     replica: str
-    sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Placement:
         self._loaders: dict[str, set[str]] = {}
         self._flights: dict[str, Flight] = {}
         self._flying: dict[str, Counter[str]] = {}  # by ref, then by replica
-        self._unsent: Counter[str] = Counter()  # by replica
+        self._own: Counter[str] = Counter()  # by replica
         self._turn = 0
 
     # -- what is known -----------------------------------------------------------------------------------------------
@@ -124,27 +123,20 @@ class Placement:
         return set(self._holders.get(ref, ()))
 
     def begin(self, request_id: str, ref: str | None, replica: str) -> None:
-        """A request is given to a replica, and not sent yet; given anew, it leaves the one before."""
+        """A request is given to a replica; given anew, it leaves the one before."""
         self.end(request_id)
         self._flights[request_id] = Flight(ref, replica)
-        self._unsent[replica] += 1
+        self._own[replica] += 1
         if ref is not None:
             self._flying.setdefault(ref, Counter())[replica] += 1
-
-    def sent(self, request_id: str) -> None:
-        """The request is on its way: from now on the replica's own load counts it."""
-        flight = self._flights.get(request_id)
-        if flight is not None and not flight.sent:
-            self._flights[request_id] = replace(flight, sent=True)
-            _take(self._unsent, flight.replica)
 
     def end(self, request_id: str, replica: str | None = None) -> None:
         """The request ended at `replica` (None: wherever it is), or is given to nobody after all. Harmless where it isn't."""
         flight = self._flights.get(request_id)
         if flight is None or replica not in (None, flight.replica):
             return
-        self.sent(request_id)
         del self._flights[request_id]
+        _take(self._own, flight.replica)
         if flight.ref is not None:
             flying = self._flying[flight.ref]
             _take(flying, flight.replica)
@@ -156,9 +148,9 @@ class Placement:
         """This router's requests that have not ended, by id."""
         return self._flights
 
-    def sent_to(self, replica: str) -> int:
-        """How many of this router's requests run there."""
-        return sum(flight.sent and flight.replica == replica for flight in self._flights.values())
+    def own(self, replica: str) -> int:
+        """How many of this router's requests are there, or on their way."""
+        return self._own[replica]
 
     # -- the choice --------------------------------------------------------------------------------------------------
 
@@ -170,7 +162,7 @@ class Placement:
         """
         if not self._replicas:
             raise LookupError("no replicas")
-        loads = _Loads(load, self._unsent)
+        loads = _Loads(load)
         if ref is None:
             return Choice(self._least(self._sample(), loads))
         holders = self._in_reach(self._holders.get(ref, ()), loads)
@@ -238,19 +230,16 @@ class Placement:
         _move(self._loaders, replica, before.loading, now.loading)
 
 
-class _Loads:
-    """Loads within one choice: each replica is asked once, and what is not sent yet counts."""
+class _Loads(dict[str, float]):
+    """Loads within one choice: each replica's is asked for once."""
 
-    def __init__(self, load: Load, unsent: Counter[str]) -> None:
+    def __init__(self, load: Load) -> None:
+        super().__init__()
         self._load = load
-        self._unsent = unsent
-        self._known: dict[str, float] = {}
 
-    def __getitem__(self, replica: str) -> float:
-        known = self._known.get(replica)
-        if known is None:
-            known = self._known[replica] = self._load(replica) + self._unsent.get(replica, 0)
-        return known
+    def __missing__(self, replica: str) -> float:
+        self[replica] = load = self._load(replica)
+        return load
 
 
 def _seed(text: str) -> int:

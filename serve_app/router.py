@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DOUBT_S = 1.0  # a replica that the cluster could not reach is left alone for so long
 REPORT_LAG_S = 1.5  # until what a replica began shows in its report, with some to spare
 MAX_BACKOFF_S = 0.2
+FADE_S = 2.0  # what a replica said of other routers' requests counts less and less for so long
 
 
 def router_config(room: int, stats_period_s: float) -> RequestRouterConfig:
@@ -43,6 +44,17 @@ def router_config(room: int, stats_period_s: float) -> RequestRouterConfig:
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Others:
+    """Requests at once that were not this router's, and the loop's time when a replica said so."""
+
+    count: int
+    at_s: float
+
+    def faded(self, now_s: float) -> float:
+        return self.count * max(0.0, 1 - (now_s - self.at_s) / FADE_S)
+
+
 class AffinityRouter(RequestRouter):
     """Sends a request where its ref is, or comes to. Without Serve's FIFOMixin: that may hand the replica chosen for one request
     to another."""
@@ -50,6 +62,7 @@ class AffinityRouter(RequestRouter):
     def initialize_state(self, room: int) -> None:
         self._placement = Placement(room)
         self._by_name: dict[str, RunningReplica] = {}
+        self._others: dict[str, _Others] = {}
         self._doubted: dict[str, float] = {}  # replica to the loop's time until which it counts as out of reach
         self._adding: set[asyncio.Future[Any]] = set()
 
@@ -83,6 +96,7 @@ class AffinityRouter(RequestRouter):
         self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         self._placement.update({name: Reported.of(replica.routing_stats) for name, replica in self._by_name.items()})
         super().update_replicas(replicas)
+        self._others = {name: others for name, others in self._others.items() if name in self._by_name}
         self._doubted = {name: until for name, until in self._doubted.items() if until > self._event_loop.time()}
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -94,6 +108,12 @@ class AffinityRouter(RequestRouter):
         super().on_replica_actor_unavailable(replica_id)
         self._doubted[replica_id.unique_id] = self._event_loop.time() + DOUBT_S
 
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        name = replica_id.unique_id
+        others = num_ongoing_requests - self._placement.own(name)
+        self._others[name] = _Others(max(0, others), self._event_loop.time())
+
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._placement.end(internal_request_id, replica_id.unique_id)
 
@@ -101,29 +121,22 @@ class AffinityRouter(RequestRouter):
 
     def _give(self, pending: PendingRequest, ref: str | None, replica: str) -> None:
         request_id = pending.metadata.internal_request_id
-        before = self._placement.flights.get(request_id)
         self._placement.begin(request_id, ref, replica)
-        if before is None or before.sent:
-            # The task that sends the request waits for the same future and was there first, so the request is out by then.
-            pending.future.add_done_callback(lambda future: self._settle(future, request_id))
-
-    def _settle(self, future: asyncio.Future[Any], request_id: str) -> None:
-        if future.cancelled():
-            self._placement.end(request_id)
-        else:
-            self._placement.sent(request_id)
+        # Serve tells the end of what was sent only. A request that a replica rejected comes back with another future.
+        pending.future.add_done_callback(lambda future: self._placement.end(request_id) if future.cancelled() else None)
 
     def _load(self, name: str) -> float:
-        """The replica's requests at once. One that Serve has not heard of for a while is taken at this router's own count:
-        to ask first, as Serve does, costs a round, and a replica that is busy loading answers too late to be chosen at all."""
+        """The replica's requests at once: this router's own, and others' as they were when it was last sent a request. What is
+        known of others fades, or a replica that was busy once would get nothing, and so say nothing, for ever."""
         if self._doubted and self._doubted.get(name, 0) > self._event_loop.time():
             return OUT_OF_REACH
+        own = self._placement.own(name)
         replica_id = self._by_name[name].replica_id
-        heard = self.replica_queue_len_cache.get(replica_id)
-        if heard is None:
-            heard = self._placement.sent_to(name)
-            self.replica_queue_len_cache.update(replica_id, heard)
-        return heard
+        if self.replica_queue_len_cache.get(replica_id) is None:
+            # Serve would ask first, which costs a round, and a replica that is busy loading answers too late to be chosen.
+            self.replica_queue_len_cache.update(replica_id, own)
+        others = self._others.get(name)
+        return own + (others.faded(self._event_loop.time()) if others else 0)
 
     # -- one more owner ----------------------------------------------------------------------------------------------
 
@@ -131,7 +144,6 @@ class AffinityRouter(RequestRouter):
         """Lets the replica load the adapter, so that no request has to. Counts as a load under way until its report shows it."""
         flight = f"add {uuid.uuid4().hex}"
         self._placement.begin(flight, str(adapter.ref), replica.replica_id.unique_id)
-        self._placement.sent(flight)
         metadata = dataclasses.replace(
             pending.metadata, call_method="prewarm", is_streaming=False, internal_request_id=flight, tracing_context=None
         )

@@ -54,7 +54,6 @@ class Affinity:
         ref, flight = name_of(request.adapter), str(request.number)
         choice = self._placement.choose(ref, lambda name: replicas[name].running)
         self._placement.begin(flight, ref, choice.replica)
-        self._placement.sent(flight)
         return choice.replica, choice.add
 
     def ended(self, request: Request) -> None:
@@ -62,7 +61,6 @@ class Affinity:
 
     def adding(self, flight: str, adapter: int, replica: str) -> None:
         self._placement.begin(flight, name_of(adapter), replica)
-        self._placement.sent(flight)
 
     def added(self, flight: str) -> None:
         self._placement.end(flight)

@@ -113,6 +113,22 @@ async def test_requests_to_the_base_in_one_turn_are_shared_evenly(traffic):
     assert set(shares.values()) == {10}
 
 
+async def test_what_other_routers_sent_counts_and_fades_until_it_is_heard_again(traffic, monkeypatch):
+    busy, *_ = traffic.replicas
+    traffic.router.on_new_queue_len_info(busy.replica_id, 9)
+    assert busy.replica_id.unique_id not in await traffic.ask_all(None, 12)
+    monkeypatch.setattr("serve_app.router.FADE_S", 0.001)
+    await asyncio.sleep(0.002)
+    assert (await traffic.ask_all(None, 3))[busy.replica_id.unique_id] == 3
+
+
+async def test_what_a_replica_says_of_this_router_itself_is_not_counted_twice(traffic):
+    await traffic.ask_all(None, 9)
+    for replica in traffic.replicas:
+        traffic.router.on_new_queue_len_info(replica.replica_id, 3)
+    assert [traffic.router._load(replica.replica_id.unique_id) for replica in traffic.replicas] == [3, 3, 3]
+
+
 async def test_each_request_gets_the_replica_that_was_chosen_for_it(traffic):
     names = [f"a{number}" for number in range(ROOM)]  # no owner gets full
     async with asyncio.timeout(5):
@@ -145,6 +161,18 @@ async def test_a_request_that_is_given_up_while_it_waits_leaves_nothing_behind(t
     waiting = asyncio.ensure_future(traffic.ask("gold"))
     await asyncio.sleep(0.05)
     assert traffic.router._placement.flights
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert not traffic.router._placement.flights
+
+
+async def test_a_request_that_was_rejected_and_is_given_up_then_leaves_nothing_behind(traffic):
+    pending = traffic.pending("gold")
+    await traffic.router._choose_replica_for_request(pending)
+    traffic.owners("gold")[0].max_ongoing_requests = 0
+    waiting = asyncio.ensure_future(traffic.router._choose_replica_for_request(pending, is_retry=True))
+    await asyncio.sleep(0.05)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.sleep(0)
