@@ -36,11 +36,12 @@ def placement(
     requests: Annotated[int, typer.Option(help="Requests in each run, at least; 400 for each replica if that is more.")] = 40_000,
     replicas: Annotated[list[int], typer.Option(help="Numbers of replicas; each has a hundred adapters.")] = [10, 100, 1000],  # noqa: B006
     exponent: Annotated[list[float], typer.Option(help="Exponents of Zipf.")] = [0.9, 1.2],  # noqa: B006
+    gateways: Annotated[int, typer.Option(help="Gateways, each with a router of its own.")] = 1,
 ) -> None:
     """Where requests go, beside Ray's multiplexing. Some minutes on one core."""
     from serve_app.simulation.placement import table
 
-    for line in table(requests, tuple(replicas), tuple(exponent)):
+    for line in table(requests, tuple(replicas), tuple(exponent), gateways):
         typer.echo(line)
 
 

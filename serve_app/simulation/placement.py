@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,13 +35,15 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: so many replicas and adapters, so many requests of Zipf, `busy` of them at once on each replica on average."""
+    """A run: so many replicas and adapters, so many requests of Zipf, `busy` of them at once on each replica on average. Gateways
+    take turns; each has a router of its own, which knows of the others' requests what replicas say."""
 
     replicas: int
     adapters: int
     requests: int
     exponent: float
     busy: float = 12.0
+    gateways: int = 1
 
 
 @dataclass(slots=True)
@@ -60,8 +62,10 @@ class Outcome:
 class Run:
     """One plan with one router."""
 
-    def __init__(self, plan: Plan, router: Router, size: Size, times: Times) -> None:
-        self._plan, self._router, self._times = plan, router, times
+    def __init__(self, plan: Plan, make_router: Callable[[], Router], size: Size, times: Times) -> None:
+        self._plan, self._times = plan, times
+        self._routers = [make_router() for _ in range(plan.gateways)]
+        self._news = self._routers[0].news
         self._clock, self._loads, self._outcome = Clock(), Loads(), Outcome()
         self._size = size
         self._replicas = {
@@ -97,7 +101,7 @@ class Run:
 
     def _route(self, request: Request) -> None:
         began = time.thread_time()
-        chosen, added = self._router.choose(request, self._replicas, self._clock.now_s)
+        chosen, added = self._router(request).choose(request, self._replicas, self._clock.now_s)
         if request.number >= self._counted_from:
             self._outcome.decisions_us.append((time.thread_time() - began) * 1e6)
         if chosen is None:
@@ -108,14 +112,17 @@ class Run:
         if added is not None:
             self._add(request, added)
 
+    def _router(self, request: Request) -> Router:
+        return self._routers[request.number % len(self._routers)]
+
     def _add(self, request: Request, replica: str) -> None:
         flight = f"add {request.number}"
-        self._router.adding(flight, request.adapter, replica)
-        ended = lambda: self._clock.after(REPORT_LAG_S, lambda: self._router.added(flight))  # noqa: E731
-        self._replicas[replica].warm(request.adapter, ended)
+        router = self._router(request)
+        router.adding(flight, request.adapter, replica)
+        self._replicas[replica].warm(request.adapter, lambda: self._clock.after(REPORT_LAG_S, lambda: router.added(flight)))
 
     def _ended(self, request: Request) -> None:
-        self._router.ended(request)
+        self._router(request).ended(request)
         if request.number >= self._counted_from:
             self._outcome.tiers[request.tier] += 1
             self._outcome.waits_s.append(request.began_at_s - request.asked_at_s)
@@ -124,17 +131,18 @@ class Run:
 
     def _report(self) -> None:
         reports = {name: replica.report() for name, replica in self._replicas.items()}
-        self._clock.after(self._router.news.late_s, lambda: self._deliver(reports))
+        self._clock.after(self._news.late_s, lambda: self._deliver(reports))
         if self._asked >= self._counted_from:
             running = [replica.running for replica in self._replicas.values()]
             self._outcome.busiest.append(max(running) / max(1.0, statistics.fmean(running)))
         if self._asked < self._plan.requests:
-            self._clock.after(self._router.news.every_s, self._report)
+            self._clock.after(self._news.every_s, self._report)
         else:
             self._count_copies(reports)
 
     def _deliver(self, reports) -> None:
-        self._router.update(reports)
+        for router in self._routers:
+            router.update(reports)
 
     def _count_copies(self, reports) -> None:
         copies: dict[str, int] = {}
@@ -144,16 +152,16 @@ class Run:
         self._outcome.copies = sorted(copies.values(), reverse=True)
 
 
-def table(requests: int, sizes: tuple[int, ...], exponents: tuple[float, ...]) -> Iterator[str]:
+def table(requests: int, sizes: tuple[int, ...], exponents: tuple[float, ...], gateways: int) -> Iterator[str]:
     """A row for each router and size, in Markdown."""
     size, times = Size(), Times()
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|" + " --- |" * len(COLUMNS)
     for replicas in sizes:
         for exponent in exponents:
-            plan = Plan(replicas, 100 * replicas, max(requests, 400 * replicas), exponent)
-            for name, router in (("ours", Affinity(MOST_ROOM)), ("Ray multiplex", Multiplex(SEED))):
-                yield _row(plan, name, Run(plan, router, size, times).go(), size)
+            plan = Plan(replicas, 100 * replicas, max(requests, 400 * replicas), exponent, gateways=gateways)
+            for name, make in (("ours", lambda: Affinity(MOST_ROOM)), ("Ray multiplex", lambda: Multiplex(SEED))):
+                yield _row(plan, name, Run(plan, make, size, times).go(), size)
 
 
 def _row(plan: Plan, name: str, outcome: Outcome, size: Size) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from serve_app.simulation.__main__ import app
 from serve_app.simulation.cluster import Clock, Loads, Replica, Request, Size, Times
 from serve_app.simulation.contestants import CONTESTANTS, Arc, Lfu, Lrfu, Lru, Lru2, Optimum, S3Fifo, misses
 from serve_app.simulation.placement import Outcome, Plan, Run
-from serve_app.simulation.routers import Affinity, Multiplex
+from serve_app.simulation.routers import Affinity, Multiplex, Router
 from serve_app.simulation.traces import SHAPES, bursty, scan_over_zipf, zipf
 
 
@@ -119,31 +120,35 @@ def test_a_slot_in_use_keeps_others_waiting():
     assert bench.waits() == [(1, "remote", 4), (2, "remote", 95)]
 
 
-def run(router, **changes) -> Outcome:
+def run(router: Callable[[], Router], **changes) -> Outcome:
     plan = Plan(**{"replicas": 4, "adapters": 100, "requests": 3_000, "exponent": 1.0} | changes)
     return Run(plan, router, Size(slots=8, disk=40), Times()).go()
 
 
 @pytest.mark.parametrize("router", [lambda: Affinity(16), lambda: Multiplex(1)])
 def test_every_request_of_a_run_ends_and_is_counted_once(router):
-    outcome = run(router())
+    outcome = run(router)
     assert sum(outcome.tiers.values()) == len(outcome.waits_s) == 1_800
     assert min(outcome.waits_s) >= 0
 
 
 def test_the_same_run_comes_out_the_same():
-    first, second = run(Affinity(16)), run(Affinity(16))
+    first, second = run(lambda: Affinity(16)), run(lambda: Affinity(16))
     assert (first.tiers, first.loads, first.waits_s, first.copies) == (second.tiers, second.loads, second.waits_s, second.copies)
 
 
 def test_a_very_hot_adapter_gets_several_copies_and_rare_ones_get_one():
-    copies = run(Affinity(16), exponent=2.0, busy=12.0).copies
+    copies = run(lambda: Affinity(16), exponent=2.0, busy=12.0).copies
     assert copies[0] > 1
     assert copies[len(copies) // 2] == 1
 
 
+def test_several_gateways_load_hardly_more_than_one():
+    assert run(lambda: Affinity(16), gateways=4).loads <= 1.1 * run(lambda: Affinity(16)).loads
+
+
 def test_our_router_fetches_less_than_multiplexing():
-    assert run(Affinity(16)).fetches < run(Multiplex(1)).fetches
+    assert run(lambda: Affinity(16)).fetches < run(lambda: Multiplex(1)).fetches
 
 
 def test_slots_that_close_in_slices_load_less_than_without_and_starve_less_than_never():
