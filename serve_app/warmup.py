@@ -18,6 +18,7 @@ WARM_INT_ID = 999
 # Prompts of one token, of some, and several at once take different ways through an engine.
 PROMPT_TOKENS = (1, 17, 64)
 TOKEN = 1
+CROWD = 64  # requests at once; together they fill a step of the engine, whose kernels are others than those of a few tokens
 # Greedy, plain and truncated sampling, penalties and logprobs are separate code in the sampler.
 SAMPLING = (
     {"temperature": 0},
@@ -52,10 +53,13 @@ async def _ask_all(engine: VllmEngine, model: str) -> None:
     for sampling in SAMPLING:
         await _ask(engine, model, PROMPT_TOKENS[0], sampling)
     await asyncio.gather(*(_ask(engine, model, tokens, SAMPLING[1]) for tokens in PROMPT_TOKENS))
+    crowd = min(CROWD, engine.max_requests)
+    # each begins with a token of its own, so that no prompt is taken for another's beginning
+    await asyncio.gather(*(_ask(engine, model, engine.step_tokens // crowd, SAMPLING[1], TOKEN + n) for n in range(crowd)))
 
 
-async def _ask(engine: VllmEngine, model: str, tokens: int, sampling: dict[str, float]) -> None:
-    prompt = [TOKEN] * min(tokens, engine.max_model_len - 4)
+async def _ask(engine: VllmEngine, model: str, tokens: int, sampling: dict[str, float], first: int = TOKEN) -> None:
+    prompt = [first, *[TOKEN] * (min(tokens, engine.max_model_len - 4) - 1)]
     route, fields = (
         ("/v1/embeddings", {"input": prompt})
         if engine.is_pooling
