@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import tempfile
 import types
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Any
 
 import msgspec
 
-from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, LoraMuxError
+from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, LoraMuxError, Overloaded
 from adapters.names import AdapterRef
 from adapters.types import BaseContract, LocalAdapter
 from serve_app.engine_layers import Modules, describe_base
 from serve_app.engine_staging import StageRequest, StagingFailed, lora_request, stage
 
 WORKER_EXTENSION = "serve_app.engine_worker.WorkerExtension"
+# Of a worker's error only the text comes back: what torch says of the device, of pinned and of plain memory, and the system.
+_NO_MEMORY = re.compile("out of memory|(can't|cannot|unable to) allocate", re.IGNORECASE)
+NO_MEMORY_RETRY_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,16 @@ class VllmEngine:
         return self._client.model_config.max_model_len
 
     @property
+    def max_requests(self) -> int:
+        """Requests that run at once."""
+        return self._client.vllm_config.scheduler_config.max_num_seqs
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that one step takes."""
+        return self._client.vllm_config.scheduler_config.max_num_batched_tokens
+
+    @property
     def is_pooling(self) -> bool:
         return self._client.model_config.runner_type == "pooling"
 
@@ -60,7 +74,8 @@ class VllmEngine:
     async def stage(self, ref: AdapterRef, int_id: int, files: LocalAdapter) -> None:
         """Reads the adapter ahead, beside the engine's loop, so that `add` has little left to do; several at once are fine.
 
-        Raises AdapterIncompatible when the engine refuses it, EngineUnavailable when it is dead. `remove` forgets it again.
+        Raises AdapterIncompatible when the engine refuses it, Overloaded when its memory is out, EngineUnavailable when it is
+        dead. `remove` forgets it again.
         """
         if not self._doors:
             return
@@ -75,7 +90,7 @@ class VllmEngine:
         """Loads the adapter; how many modules of the base it fills, each counted as Hugging Face names it.
 
         One at a time: the engine takes all that waits before its next step, and every running stream would wait for all of it.
-        Raises AdapterIncompatible when the engine refuses it, EngineUnavailable when it is dead.
+        Raises what `stage` raises.
         """
         request = StageRequest(str(ref), int_id, str(files.path))
         async with self._adding:
@@ -119,11 +134,8 @@ class VllmEngine:
                 modules |= found
         return describe_base(base, self._client.model_config, self.lora.max_lora_rank if self.lora else 0, modules)
 
-    def _load_error(self, ref: AdapterRef, error: Exception) -> Exception:
-        if self.is_dead:
-            return EngineUnavailable("the engine died")
-        # The engine's text may name paths; its class is all that a client can use, the log has the rest.
-        return AdapterIncompatible(f"the engine refused `{ref}`: {_class_of(error)}", reason="engine_refused")
+    def _load_error(self, ref: AdapterRef, error: Exception) -> LoraMuxError:
+        return EngineUnavailable("the engine died") if self.is_dead else translate_load_error(ref, error)
 
 
 def _are_here(doors: list[str]) -> bool:
@@ -147,6 +159,21 @@ def translate_error(status: int, body: bytes) -> LoraMuxError:
     if 400 <= status < 500:
         return InvalidRequest(message, param=param)
     return InternalError("the engine failed on this request")
+
+
+def translate_load_error(ref: AdapterRef, error: Exception) -> LoraMuxError:
+    """What an engine that lives says of a load that failed: Overloaded (`out_of_memory`), which may be tried again, since that is
+    not the adapter's fault; AdapterIncompatible (`engine_refused`) for all else. The engine's text may name paths: it stays in
+    the log."""
+    if _is_out_of_memory(error):
+        text = f"the engine has no memory left to load `{ref}` now"
+        return Overloaded(text, reason="out_of_memory", retry_after_s=NO_MEMORY_RETRY_S)
+    return AdapterIncompatible(f"the engine refused `{ref}`: {_class_of(error)}", reason="engine_refused")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    kind = error.kind if isinstance(error, StagingFailed) else type(error).__name__
+    return kind.endswith("MemoryError") or _NO_MEMORY.search(str(error)) is not None
 
 
 def _class_of(error: Exception) -> str:
