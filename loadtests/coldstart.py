@@ -5,7 +5,7 @@ the engine, out of the node's cache. Where there are no such routes (`--fresh`),
 the other tiers are left out; then `--models` names them.
 
 It measures: base and hot adapter; from the store, from the node's disk, from the engine's memory, with the stages that the server
-tells; different cold ones at once; many at once on one cold; the gaps of running streams during cold loads, from the first cold
+tells; different cold ones at once; many at once on one cold, and once more when it is there; the gaps of running streams during cold loads, from the first cold
 request to the last cold first token. Writes `summary.json`; `--aims` puts the aims for an H200 and adapters of 175 MB beside it.
 """
 
@@ -193,10 +193,11 @@ async def measure(target: Target, given: argparse.Namespace) -> tuple[list[Figur
     different = await asyncio.gather(*(target.ask(model) for model in await target.cold(given.different)))
     (cold,) = await target.cold(1)
     same = await asyncio.gather(*(target.ask(cold) for _ in range(given.at_once)))
+    warm = await asyncio.gather(*(target.ask(cold) for _ in range(given.at_once)))
     print("   bursts measured", flush=True)
     gaps = await during_loads(target, hot, given.different)
-    figures = [*of_tiers(tiers), *of_bursts(different, same, tiers["remote"]), *of_gaps(gaps)]
-    bursts = {"different": [*map(document, different)], "same": [*map(document, same)]}
+    figures = [*of_tiers(tiers), *of_bursts(different, same, warm, tiers["remote"]), *of_gaps(gaps)]
+    bursts = {"different": [*map(document, different)], "same": [*map(document, same)], "warm": [*map(document, warm)]}
     return figures, {"tiers": {tier: [*map(document, of)] for tier, of in tiers.items()}, "bursts": bursts, "gaps": gaps}
 
 
@@ -342,7 +343,10 @@ def of_tiers(tiers: dict[str, list[Answer]]) -> list[Figure]:
     return figures
 
 
-def of_bursts(different: Sequence[Answer], same: Sequence[Answer], alone: Sequence[Answer]) -> list[Figure]:
+def of_bursts(
+    different: Sequence[Answer], same: Sequence[Answer], warm: Sequence[Answer], alone: Sequence[Answer]
+) -> list[Figure]:
+    """`warm` is the control of `same`: as many at once when the adapter is there."""
     alone_ms = median(ttfts(alone))
     load_ms = sum(median(answer.stages_ms.get(stage, 0.0) for answer in alone) for stage in ("stage", "load"))
     fetch_ms = median(answer.stages_ms.get("fetch", 0.0) for answer in alone)
@@ -360,6 +364,8 @@ def of_bursts(different: Sequence[Answer], same: Sequence[Answer], alone: Sequen
             "times",
             1.3,
         ),
+        Figure(f"control, {len(warm)} at once on it once more: TTFT p95", percentile(ttfts(warm), 0.95), "ms"),
+        Figure(f"{len(same)} at once on one cold: TTFT p95", percentile(ttfts(same), 0.95), "ms"),
     ]
 
 
