@@ -5,8 +5,9 @@ the engine, out of the node's cache. Where there are no such routes (`--fresh`),
 the other tiers are left out; then `--models` names them.
 
 It measures: base and hot adapter; from the store, from the node's disk, from the engine's memory, with the stages that the server
-tells; different cold ones at once; many at once on one cold, and once more when it is there; the gaps of running streams during cold loads, from the first cold
-request to the last cold first token. Writes `summary.json`; `--aims` puts the aims for an H200 and adapters of 175 MB beside it.
+tells; different cold ones at once; many at once on one cold, and once more when it is there; the gaps of running streams during
+cold loads, from the first cold request to the last cold first token. Writes `summary.json`; `--aims` puts the aims for an H200
+and adapters of 175 MB beside it.
 """
 
 from __future__ import annotations
