@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from adapters.errors import AdapterIncompatible
+from adapters.errors import AdapterIncompatible, LoraMuxError
 from adapters.names import AdapterRef
 from adapters.registry import codec
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, LocalAdapter
@@ -162,6 +162,49 @@ async def staged(engine: Any, client: Any) -> dict[str, Any]:
         }
 
 
+async def starved(engine: Any, client: Any) -> dict[str, Any]:
+    """Loads for which the worker has no memory, when it reads ahead and when it fills a place; then the same with memory."""
+    contract = await engine.contract("toy")
+    with tempfile.TemporaryDirectory() as name:
+        write_adapter(Path(name) / "good", contract, rank=4, seed=1)
+        files = LocalAdapter("", Path(name) / "good", 0)
+        plain, poor = AdapterRef("toy", "plain", 1), AdapterRef("toy", "poor", 1)
+        await engine.add(plain, 1_001, files)
+        await client.collective_rpc(_starve, args=("stage",))
+        errors = [await _error(lambda: engine.stage(poor, 1_002, files))]
+        await engine.remove(poor, 1_002)
+        await client.collective_rpc(_starve, args=("add",))
+        await engine.stage(poor, 1_003, files)
+        errors.append(await _error(lambda: engine.add(poor, 1_003, files)))
+        await engine.remove(poor, 1_003)
+        left = [sorted(await engine.registered()), await _slots(client), (await client.collective_rpc("loramux_staged"))[0]]
+        await client.collective_rpc(_starve, args=("",))
+        await engine.stage(poor, 1_004, files)
+        await engine.add(poor, 1_004, files)
+        return {
+            "errors": errors,
+            "left": left,
+            "answers": [await _tokens(client, engine, str(plain)), await _tokens(client, engine, str(poor))],
+        }
+
+
+def _starve(worker: Any, where: str) -> None:
+    """From now on no memory is left for that part of a load; for "" there is again."""
+    import torch
+
+    def fail(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    staging, manager = worker._loramux_staging, worker.model_runner.lora_manager._adapter_manager
+    vars(manager).pop("activate_adapter", None)
+    staging._load = getattr(staging, "_load_before", staging._load)
+    staging._load_before = staging._load
+    if where == "stage":
+        staging._load = fail
+    elif where == "add":
+        manager.activate_adapter = fail
+
+
 async def experts(engine: Any, client: Any, adapters: dict[str, str]) -> dict[str, Any]:
     """What the engine would add to the first layer's experts, [expert, out, in], and how much landed, by adapter.
 
@@ -213,6 +256,15 @@ async def _refusal(work: Callable[[], Awaitable[None]]) -> str | None:
     return None
 
 
+async def _error(work: Callable[[], Awaitable[Any]]) -> list[Any]:
+    """Code and reason of the error, and whether it may be tried again."""
+    try:
+        await work()
+    except LoraMuxError as error:
+        return [error.code, error.reason, error.retry_after_s is not None]
+    return []
+
+
 async def _slots(client: Any) -> list[int | None]:
     """The ids in the engine's GPU places, by its own table."""
     return (await client.collective_rpc("loramux_places"))[0]
@@ -228,11 +280,12 @@ async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
     return list(last.outputs[0].token_ids)
 
 
+QUESTIONS = {"describe": describe, "haunt": haunt, "staged": staged, "starved": starved, "experts": experts}
+
+
 async def main(question: str, base: Path, options: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:
     async with started(base, options) as (engine, client):
-        return await {"describe": describe, "haunt": haunt, "staged": staged, "experts": experts}[question](
-            engine, client, **(facts or {})
-        )
+        return await QUESTIONS[question](engine, client, **(facts or {}))
 
 
 if __name__ == "__main__":

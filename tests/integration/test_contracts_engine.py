@@ -170,3 +170,10 @@ def test_an_adapter_that_was_read_ahead_answers_like_one_that_was_not(toy):
     assert seen["answers"][0] == seen["answers"][1]
     assert (seen["refused"], seen["missing"]) == ("engine_refused", "engine_refused")
     assert seen["left"] == [], "what is forgotten or refused stays nowhere"
+
+
+def test_a_load_that_runs_out_of_memory_blames_no_adapter_and_leaves_nothing(toy):
+    seen = ask("starved", toy("llama"))
+    assert seen["errors"] == [["overloaded", "out_of_memory", True]] * 2
+    assert seen["left"] == [[1001], [1001, None], []]
+    assert seen["answers"][0] == seen["answers"][1]

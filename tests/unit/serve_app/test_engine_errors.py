@@ -1,4 +1,4 @@
-"""vLLM's error answers, as ours."""
+"""vLLM's errors, as ours."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 
 import pytest
 
-from adapters.errors import EngineUnavailable, InternalError, InvalidRequest
-from serve_app.engine_vllm import translate_error
+from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, Overloaded
+from adapters.names import AdapterRef
+from serve_app.engine_staging import StagingFailed
+from serve_app.engine_vllm import translate_error, translate_load_error
+
+REF = AdapterRef("demo", "parrot", 1)
 
 
 def answer(message: str, param: str | None = None) -> bytes:
@@ -41,3 +45,28 @@ def test_a_local_file_is_the_clients_mistake():
 def test_a_body_that_is_no_error_is_still_translated(body):
     assert isinstance(translate_error(400, body), InvalidRequest)
     assert isinstance(translate_error(500, body), InternalError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StagingFailed("OutOfMemoryError", "CUDA out of memory. Tried to allocate 20.00 MiB."),
+        StagingFailed("MemoryError", ""),
+        StagingFailed("AcceleratorError", "CUDA error: out of memory"),
+        StagingFailed("RuntimeError", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."),
+        StagingFailed("OSError", "[Errno 12] Cannot allocate memory"),
+        # its class stays in the engine's process
+        Exception("Call to collective_rpc method failed: CUDA out of memory. Tried to allocate 20.00 MiB."),
+    ],
+)
+def test_a_load_without_memory_may_be_tried_again_and_blames_no_adapter(error):
+    seen = translate_load_error(REF, error)
+    assert (type(seen), seen.reason) == (Overloaded, "out_of_memory")
+    assert seen.retry_after_s is not None
+    assert "Tried" not in str(seen)
+
+
+def test_any_other_failed_load_is_the_adapters_fault_and_passes_no_path_on():
+    seen = translate_load_error(REF, StagingFailed("ValueError", "/cache/abc/adapter_model.safetensors is no adapter"))
+    assert (type(seen), seen.reason) == (AdapterIncompatible, "engine_refused")
+    assert "/cache" not in str(seen)
