@@ -56,7 +56,7 @@ class StubGateway:
         if path == "/registry/v1/evict":
             ref = f"{body['base']}:{body['name']}@{body['version']}"
             return 200, {"ref": ref, "tier": body["tier"], "replicas": self.evicts}
-        if path == "/registry/v1/adapter":
+        if path in ("/registry/v1/adapter", "/registry/v1/versions"):
             return self._adapter(route)
         return self._model(path, model or "", body)
 

@@ -112,14 +112,14 @@ def _cells(row: dict[str, Any], live: int | None) -> Iterator[Line]:
 
 def _known(door: Door, base: str, name: str) -> dict[str, Any] | None:
     try:
-        return door.get("/registry/v1/adapter", base=base, name=name, manifests=0)
+        return door.get("/registry/v1/versions", base=base, name=name)
     except LoraMuxError as error:
         warn(f"{base}:{name}: {error.message}")
         return None
 
 
 def _facts(adapter: dict[str, Any] | None, version: int, size_bytes: int | None) -> dict[str, Any]:
-    """Size and aliases of a version, out of what the gateway says of its adapter."""
+    """Size and aliases of a version, out of what the gateway knows of its adapter."""
     if adapter is None:
         return {"size_bytes": size_bytes, "aliases": []}
     sizes = {row["version"]: row["size_bytes"] for row in adapter["versions"]}
