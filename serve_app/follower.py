@@ -28,11 +28,8 @@ State = Literal["ready", "loading", "failed"]
 Key = tuple[AdapterRef, WarmTier]
 
 Lane = Literal["promote", "load", "fetch"]
-AT_ONCE: dict[Lane, float] = {
-    "promote": math.inf,
-    "load": 1,
-    "fetch": 2,
-}  # a cache fetches four at once: two are left to requests
+# A cache fetches four at once (`cache.fetches_at_once`): two are left to requests.
+AT_ONCE: dict[Lane, float] = {"promote": math.inf, "load": 1, "fetch": 2}
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 

@@ -36,9 +36,9 @@ PINNED = {"base:n0@1", "base:n1@1"}
 class Node:
     """A store with a registry, and a disk that outlives its replicas."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: FakeStore | None = None) -> None:
         self.folder = folder
-        self.store = FakeStore()
+        self.store = store or FakeStore()
         self.registry = Registry(self.store)
         self.meter = RecordedMeter()
         self.engine = ScriptedEngine(4)
@@ -283,6 +283,53 @@ class TestPromotions:
         await self.begin(node)
         await until(lambda: node.state("base:maze@2") == ("loading", "unreachable"))
         await until(lambda: node.state("base:maze@2") == ("ready", None))
+
+
+class TestSeveralReplicas:
+    """Three nodes with a replica each, over one registry."""
+
+    @pytest.fixture
+    async def nodes(self, tmp_path: Path) -> AsyncIterator[list[Node]]:
+        store = FakeStore()
+        nodes = [Node(tmp_path / str(rank), store) for rank in range(3)]
+        for rank, node in enumerate(nodes):
+            await node.replica(publish=True, rank=rank, world_size=3).start(0)
+        yield nodes
+        for node in nodes:
+            await node.resident.close()
+
+    def holders(self, nodes: list[Node], ref: str, tier: str = "engine") -> int:
+        return [(node.row(ref).get("tier"), node.row(ref).get("state")) for node in nodes].count((tier, "ready"))
+
+    async def test_a_publication_is_fetched_by_one_of_them(self, nodes: list[Node]) -> None:
+        await nodes[0].publish("maze")
+        files = (await nodes[0].adapter("base:maze")).digest
+        await until(lambda: any((node.folder / "cache" / files).exists() for node in nodes))
+        await asyncio.sleep(10 * POLL_S)
+        assert [(node.folder / "cache" / files).exists() for node in nodes].count(True) == 1
+
+    async def test_a_pin_for_two_is_held_by_two(self, nodes: list[Node]) -> None:
+        await nodes[0].publish("maze")
+        await nodes[0].registry.direct("base", "maze", pin(replicas=2), BY)
+        await until(lambda: self.holders(nodes, "base:maze@1") == 2)
+        await asyncio.sleep(10 * POLL_S)
+        assert self.holders(nodes, "base:maze@1") == 2
+
+    async def test_a_promotion_warms_where_the_old_version_is(self, nodes: list[Node]) -> None:
+        await nodes[0].publish("maze", versions=2)
+        for node in nodes:
+            await node.request("base:maze@1")
+        await nodes[0].registry.begin_move("base", "maze", "production", 2, BY, min_ready=None, timeout_s=30)
+        await until(lambda: self.holders(nodes, "base:maze@2") == 3)
+
+    async def test_a_replica_that_takes_the_place_of_another_takes_its_pins(self, nodes: list[Node]) -> None:
+        await nodes[0].publish("maze")
+        await nodes[0].registry.direct("base", "maze", pin(replicas=1), BY)
+        await until(lambda: self.holders(nodes, "base:maze@1") == 1)
+        rank = next(rank for rank, node in enumerate(nodes) if node.row("base:maze@1").get("pinned"))
+        await nodes[rank].resident.close()
+        await nodes[rank].replica(rank=rank, world_size=3).start(5)
+        assert nodes[rank].row("base:maze@1")["pinned"]
 
 
 class TestFailures:
