@@ -36,6 +36,7 @@ from serve_app.load_times import LoadTimes
 from serve_app.pending import Pending
 from serve_app.places import Places, Slot
 from serve_app.thrash import ThrashWatch
+from serve_app.untold import Untold
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -110,6 +111,7 @@ class EngineSlots:
         self._background: set[asyncio.Task[Any]] = set()
         self._times = LoadTimes()
         self._thrash = ThrashWatch()
+        self._untold = Untold(clock_s)
 
     @property
     def capacity(self) -> int:
@@ -123,8 +125,9 @@ class EngineSlots:
     async def use(self, adapter: ResolvedAdapter, *, wait: bool = True) -> SlotUse:
         """A hold on the adapter's slot, loading it first if need be.
 
-        Raises AdapterLoading when it is cold and `wait` is False (the load goes on), Overloaded when no place comes free
-        in time, and whatever the fetch or the engine's load raised. Cancelling one call disturbs no other.
+        Raises AdapterLoading when it is cold and `wait` is False (the load goes on; should it fail, the next call that does not
+        wait is told), Overloaded when no place comes free in time, and whatever the fetch or the engine's load raised. Cancelling
+        one call disturbs no other.
         """
         self.popularity.use(adapter.ref)
         slot = self._places.open(adapter.ref)
@@ -133,6 +136,8 @@ class EngineSlots:
             slot.last_used_s = self._clock_s()
             return SlotUse(slot, "engine", "none", {}, _once(lambda: self._release(slot)))
         leads = adapter.ref not in self._pending
+        if leads and not wait and (error := self._untold.take(adapter.ref)) is not None:
+            raise error
         pending = self._pending_for(adapter)
         self._hurry(pending)
         if not wait:
@@ -239,9 +244,12 @@ class EngineSlots:
         try:
             slot = await self._settle(pending, await self._fetch(pending))
             result = "ok"
+            self._untold.take(pending.ref)
             return slot
         except LoraMuxError as error:
             result = error.code
+            if not pending.waiters:
+                self._untold.keep(pending.ref, error)
             raise
         finally:
             del self._pending[pending.ref]

@@ -14,7 +14,7 @@ import pytest
 
 from adapters import metrics
 from adapters.cache import AdapterCache
-from adapters.errors import AdapterCorrupt, AdapterIncompatible, LoraMuxError, StoreUnreachable
+from adapters.errors import AdapterCorrupt, AdapterIncompatible, AdapterLoading, LoraMuxError, StoreUnreachable
 from adapters.names import AdapterRef, parse_model_name
 from adapters.registry import Registry
 from adapters.registry.view import RegistryView
@@ -421,6 +421,21 @@ class TestFailures:
         tiers = await asyncio.gather(*(node.request("base:maze") for _ in range(8)))
         assert set(tiers) <= {"disk", "engine"}
         assert len(node.engine.loads) == 3, "the first load, the refused one, the one that was mended"
+
+    async def test_damaged_files_are_fetched_again_also_where_nobody_waits(self, node: Node) -> None:
+        await node.publish("maze")
+        await node.resident.start(0)
+        adapter = await node.adapter("base:maze")
+        await node.request("base:maze")
+        await node.resident.evict(adapter.ref, "disk")
+        damaged = b"x" * adapter.files[-1].size_bytes
+        (node.files(adapter) / "adapter_model.safetensors").write_bytes(damaged)
+        node.engine.broken = {damaged}
+        for _ in range(2):  # the load of the first is refused, that of the second finds whole files
+            with pytest.raises(AdapterLoading):
+                await node.resident.use(adapter, wait=False)
+            await until(lambda: not node.resident.stats()["loading"])
+        (await node.resident.use(adapter, wait=False)).release()
 
     async def test_files_that_are_damaged_in_the_store_as_well_are_told_as_corrupt(self, node: Node) -> None:
         await node.publish("maze")
