@@ -22,12 +22,13 @@ from adapters.publishing import Publication, publish_folder
 from adapters.registry import Published, Registry
 from adapters.settings import StoreSettings
 from adapters.store import Listed, Store
-from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By
+from adapters.types import CONFIG_FILE, WEIGHTS_FILE, By, Head
 
 READ_BYTES = 8 * 2**20
 READS_AT_ONCE = 4
 SMALL_BYTES = 2**20  # of other files: what is larger comes as an empty shape
 MAX_FILES = 200
+WARM_WITHIN_S = 300.0
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 
@@ -78,10 +79,21 @@ async def adopt(
 
 
 async def promote_adopted(registry: Registry, published: Published, adoption: Adoption) -> None:
-    """Moves the alias that the adoption asks for. Raises what `Registry.promote` raises."""
+    """Moves the alias that the adoption asks for. Raises what `Registry.promote` raises.
+
+    Those who adopt by themselves are gateways, so an alias that has users is left to them: it moves when the version is warm.
+    """
     ref, alias = published.ref, adoption.promote
-    if alias and not (adoption.promote_once and await _is_past(registry, ref, alias, adoption.step)):
-        await registry.promote(ref.base, ref.name, alias, ref.version, adoption.by)
+    if alias is None:
+        return
+    head = await registry.head(ref.base, ref.name)
+    if adoption.promote_once and await _is_past(registry, head, ref, alias, adoption.step):
+        return
+    where = (ref.base, ref.name, alias, ref.version, adoption.by)
+    if adoption.promote_once and alias in head.aliases:
+        await registry.begin_move(*where, min_ready=None, timeout_s=WARM_WITHIN_S)
+    else:
+        await registry.promote(*where)
 
 
 def source_settings(url: str, registry: StoreSettings) -> StoreSettings:
@@ -123,16 +135,14 @@ def _publication(adoption: Adoption, prefix: str, folder: Path) -> Publication:
     )
 
 
-async def _is_past(registry: Registry, ref: AdapterRef, alias: str, step: int | None) -> bool:
-    """Whether the alias left this version behind: it named it once, or names one of a later step."""
-    head = await registry.head(ref.base, ref.name)
+async def _is_past(registry: Registry, head: Head, ref: AdapterRef, alias: str, step: int | None) -> bool:
+    """Whether the alias left this version behind: it named it once, or names one of a later step, or waits for one."""
     if any(row.alias == alias and row.to_version == ref.version for row in head.history):
         return True
-    now = head.aliases.get(alias)
-    if now is None or step is None:
-        return False
-    later = (await registry.manifest(AdapterRef(ref.base, ref.name, now))).source.get("step")
-    return isinstance(later, int) and later > step
+    waiting = head.pending.get(alias)
+    meant = {head.aliases.get(alias), waiting.version if waiting else None} - {None}
+    steps = [(await registry.manifest(AdapterRef(ref.base, ref.name, version))).source.get("step") for version in meant]
+    return step is not None and any(isinstance(later, int) and later > step for later in steps)
 
 
 # Downloading

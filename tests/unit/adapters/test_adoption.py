@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from adapters.names import AdapterRef, check_adapter_name
 from adapters.registry import Registry, layout
 from adapters.registry.collection import plan_for, run
 from adapters.registry.retention import RetentionPolicy
+from adapters.registry.view import RegistryView
 from adapters.settings import DropSettings, RegistrySettings
 from adapters.store import Listed
 from tests.adapter_folders import TEXT, AdapterFolder, plain, safetensors_bytes
@@ -333,7 +335,18 @@ async def looks(one: DropWatcher, times: int = 2) -> dict[str, str]:
     """What the last of some looks made of each folder."""
     for _ in range(times):
         outcomes = await one.look()
+        await ended(one._registry)
     return {outcome.prefix: outcome.what for outcome in outcomes}
+
+
+async def ended(registry: Registry) -> None:
+    """A gateway ends what waits: every version is warm."""
+    view = RegistryView(registry, 1)
+    await view.refresh()
+    for entry in view.adapters():
+        for alias, move in entry.pending.items():
+            with contextlib.suppress(errors.VersionConflict):  # another watcher wanted something else meanwhile
+                await registry.finish_move(entry.base, entry.name, alias, move.id)
 
 
 class TestWatching:
@@ -399,6 +412,22 @@ class TestWatching:
         await asyncio.gather(*(looks(one) for one in watchers))
         assert await registry.versions(BASE, "r") == [1, 2, 3]
         assert (await registry.head(BASE, "r")).aliases == {"production": 3}
+
+    async def test_an_alias_that_has_users_moves_when_the_version_is_warm(
+        self, registry: Registry, source: FakeStore, tmp_path: Path
+    ) -> None:
+        one = watcher(registry, source, promote="production")
+        await put(source, "r/global_step_1/policy/", files_of(plain(seed=1), tmp_path))
+        await looks(one)
+        await put(source, "r/global_step_3/policy/", files_of(plain(seed=3), tmp_path))
+        for _ in range(2):
+            await one.look()
+        head = await registry.head(BASE, "r")
+        assert (head.aliases, head.pending["production"].version) == ({"production": 1}, 2)
+        await put(source, "r/global_step_2/policy/", files_of(plain(seed=2), tmp_path))
+        for _ in range(2):
+            await one.look()
+        assert (await registry.head(BASE, "r")).pending == head.pending, "an earlier step ends no later one"
 
     async def test_a_rollback_is_not_undone(self, registry: Registry, source: FakeStore, tmp_path: Path) -> None:
         await put(source, "r/global_step_1/policy/", files_of(plain(seed=1), tmp_path))
