@@ -67,6 +67,15 @@ def stack(tmp_path_factory, seaweed: Seaweed, demo_base: Path, pooling_base: Pat
         stack.stop()
 
 
+@pytest.fixture(autouse=True)
+def _agreement(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test on the shared stack its engines list what our tables do: what is evicted leaves the engine, too."""
+    stack = request.getfixturevalue("stack") if "stack" in request.fixturenames else None
+    yield
+    if isinstance(stack, Stack):
+        stack.settle()
+
+
 @pytest.fixture(scope="session")
 def publish(stack: Stack) -> Callable[..., str]:
     """Publishes a folder as the production version of a name, through the code that authors use; returns the ref."""

@@ -23,6 +23,8 @@ from tests.seaweed import Seaweed
 
 READY_TIMEOUT_S = 400
 SLOTS = 4
+CACHE_BYTES = 200_000_000
+KEEPALIVE_AFTER_S = 2
 GPU_PLACES = 2
 
 DEMO_ENGINE = {
@@ -101,8 +103,8 @@ class Stack:
         return {
             "registry": registry,
             **({"drop": drop} if "demo" in bases else {}),
-            "cache": {"dir": str(self.folder / "cache"), "budget_bytes": 200_000_000},
-            "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": 2},
+            "cache": {"dir": str(self.folder / "cache"), "budget_bytes": CACHE_BYTES},
+            "gateway": {"port": port, "num_cpus": 0.5, "max_body_bytes": 4_000_000, "keepalive_after_s": KEEPALIVE_AFTER_S},
             "bases": [{"id": name, "source": str(path), "engine": engines[name], **common} for name, path in bases.items()],
         }
 
@@ -170,6 +172,30 @@ class Stack:
     def residency(self, base: str = "demo", *, audit: bool = False) -> dict[str, Any]:
         return self.get(f"/registry/v1/residency?audit={audit}")[base]
 
+    def digest(self, name: str) -> str:
+        """The digest of version 1 of an adapter of `demo`."""
+        rows = self.get("/registry/v1/adapters?base=demo")["adapters"]
+        return next(row for row in rows if row["name"] == name)["versions"][0]["digest"]
+
+    def on_disk(self, name: str) -> Path:
+        """Where the node cache keeps that version, if it does."""
+        return self.folder / "cache" / self.digest(name)
+
+    def evict(self, name: str, tier: str) -> None:
+        """Takes that version out of the engine, for `remote` off the disk as well, as soon as nobody uses it."""
+        body = json.dumps({"base": "demo", "name": name, "version": 1, "tier": tier}).encode()
+        request = urllib.request.Request(f"{self.url}/registry/v1/evict", body, {"content-type": "application/json"})
+
+        def is_done() -> bool:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return all(row["reason"] is None for row in json.load(response)["replicas"])
+
+        self.wait_until(is_done, timeout_s=20)
+
+    def settle(self, timeout_s: float = 120) -> None:
+        """Waits until all is quiet and the engines list just what our tables do. Fails the test when that does not come true."""
+        self.wait_until(lambda: all(map(_agrees, self.get("/registry/v1/residency?audit=true").values())), timeout_s)
+
     def wait_until(self, condition: Any, timeout_s: float = 10) -> None:
         """Polls a condition about the running stack; fails the test when it does not come true."""
         deadline = time.monotonic() + timeout_s
@@ -181,3 +207,9 @@ class Stack:
                 pass
             time.sleep(0.05)
         raise AssertionError(f"not true within {timeout_s} s; residency {self.residency()}")
+
+
+def _agrees(base: dict[str, Any]) -> bool:
+    """Whether a base has replicas, all of which answered, nothing under way, and an engine that holds what the table says."""
+    answered = base["replicas"] and all(row["replica"] for row in base["replicas"])
+    return bool(answered) and not base["requests"] and base["int_ids"] == base["engine_ids"]
