@@ -118,6 +118,23 @@ async def test_a_replica_that_dies_loses_no_request_that_had_not_begun_to_answer
     assert holder not in replicas(answers)
 
 
+async def test_a_replica_that_is_killed_while_it_loads_leaves_the_load_to_another(settled):
+    adapter = await settled.publish("halfway")
+    asking = settled.door.ask.remote(adapter, 8, 1)
+    victims: list[dict] = []
+
+    async def begun() -> bool:
+        victims[:] = [row for row in await settled.rows() if str(adapter.ref) in row["adapters"]]
+        return bool(victims)
+
+    await settled.until(begun)
+    os.kill(victims[0]["pid"], signal.SIGKILL)
+    answers = await asking
+    assert not errors(answers)
+    assert victims[0]["replica"] not in replicas(answers)
+    assert leaders(answers) == 1
+
+
 async def test_the_replacement_of_a_dead_replica_owns_what_that_owned(settled):
     adapters = [await settled.publish(f"owned-{number}") for number in range(6)]
 
