@@ -16,11 +16,16 @@ ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """One file of a version: its name, size in bytes and SHA-256 (hex)."""
+    """One file of a version: its name, size in bytes and SHA-256 (hex).
+
+    `tree` is the digest of the same bytes by parts (`adapters.tree_digest`), for files of more than one part; files are what
+    their `sha256` says, with it or without.
+    """
 
     name: str
     size_bytes: int
     sha256: str
+    tree: str | None = field(default=None, compare=False)
 
 
 def content_digest(files: tuple[FileDigest, ...]) -> str:

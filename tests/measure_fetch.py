@@ -24,6 +24,7 @@ from adapters.names import AdapterRef
 from adapters.settings import CacheSettings, StoreSettings
 from adapters.store import Store, open_store
 from adapters.store.local_s3 import LocalS3
+from adapters.tree_digest import TreeDigest
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, ResolvedAdapter, content_digest
 
 MB = 10**6
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=174.7)
     parser.add_argument("--ranges", default="8", help="range sizes in MiB")
     parser.add_argument("--reads", default="8", help="reads at once for one fetch")
+    parser.add_argument("--whole", action="store_true", help="manifests without digests by parts, as before there were any")
     parser.add_argument("--fetches", default="4", help="fetches at once by a process")
     parser.add_argument("--at-once", default="1", help="different adapters at once")
     parser.add_argument("--rounds", type=int, default=7)
@@ -127,7 +129,7 @@ def spread(taken_s: Sequence[float]) -> str:
 async def fetches(folder: Path, settings: StoreSettings, options: argparse.Namespace) -> None:
     store = open_store(settings)
     most = max(numbers(options.at_once))
-    adapters = [await put(store, seed, int(options.megabytes * MB)) for seed in range(int(most))]
+    adapters = [await put(store, seed, int(options.megabytes * MB), options.whole) for seed in range(int(most))]
     print(f"from {options.store}, until the last is there; `mean` of all; `lag` of the event loop; `behind`: syncing after")
     columns = (options.at_once, options.fetches, options.ranges, options.reads)
     for at_once, turns, mib, reads in product(*(numbers(text) for text in columns)):
@@ -169,14 +171,23 @@ async def watch(lags_s: list[float]) -> None:
         lags_s.append(time.perf_counter() - began - 0.001)
 
 
-async def put(store: Store, seed: int, size_bytes: int) -> ResolvedAdapter:
+async def put(store: Store, seed: int, size_bytes: int, whole: bool) -> ResolvedAdapter:
     """An adapter of random bytes in the store, as publishing lays it there."""
     contents = {CONFIG_FILE: CONFIG, WEIGHTS_FILE: content(seed, size_bytes)}
-    files = tuple(FileDigest(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    files = tuple(
+        FileDigest(name, len(data), hashlib.sha256(data).hexdigest(), None if whole else tree(data))
+        for name, data in contents.items()
+    )
     adapter = ResolvedAdapter(AdapterRef("measured", "adapter", seed + 1), content_digest(files), files, 32)
     for name, data in contents.items():
         await store.put(f"blobs/{adapter.digest}/{name}", data)
     return adapter
+
+
+def tree(data: bytes) -> str | None:
+    digest = TreeDigest()
+    digest.update(data)
+    return digest.hexdigest()
 
 
 def content(seed: int, size_bytes: int) -> bytes:

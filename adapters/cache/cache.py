@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Self, TypeVar
 
+from adapters import metrics
 from adapters.cache.fetch import fetch_files
-from adapters.cache.folder import CacheFolder
+from adapters.cache.folder import DIGEST_MISMATCH, CacheFolder
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry
 from adapters.errors import AdapterCorrupt
@@ -80,7 +82,7 @@ class AdapterCache:
         self._folder.begin()
         self._holds: dict[str, _Hold] = {}
         self._flights: dict[tuple[str, _IsThere], asyncio.Task[bool]] = {}
-        self._sealing: set[asyncio.Future[bool]] = set()
+        self._sealing: set[asyncio.Future[str | None]] = set()
         self._dropping: set[asyncio.Task[None]] = set()
         # Fetches share the store's and the disk's rate. In turn, the first is in use while the last still comes; all at
         # once, each would take as long as all together, and memory for their ranges would have no limit.
@@ -263,16 +265,21 @@ class AdapterCache:
             await self._in_thread(self._folder.discard, adapter.digest)
             raise
         # Nobody waits for the disk: verified files are in use already.
-        sealing = asyncio.get_running_loop().run_in_executor(self._sealer, self._folder.seal, adapter.digest)
+        seal = partial(self._folder.seal, was_hashed=all(file.tree is None for file in adapter.files))
+        sealing = asyncio.get_running_loop().run_in_executor(self._sealer, seal, adapter.digest)
         self._sealing.add(sealing)
-        sealing.add_done_callback(lambda sealed: self._sealed(adapter.digest, sealed))
+        sealing.add_done_callback(lambda sealed: self._sealed(adapter, sealed))
 
-    def _sealed(self, digest: str, sealing: asyncio.Future[bool]) -> None:
+    def _sealed(self, adapter: ResolvedAdapter, sealing: asyncio.Future[str | None]) -> None:
         self._sealing.discard(sealing)
-        if not sealing.cancelled() and sealing.exception() is None and not sealing.result():
-            dropping = asyncio.create_task(self._drop(digest), name=f"drop {digest[:12]}")
-            self._dropping.add(dropping)
-            dropping.add_done_callback(self._dropping.discard)
+        if sealing.cancelled() or sealing.exception() is not None or (why := sealing.result()) is None:
+            return
+        log.error("%s goes from the disk: %s", adapter.ref, why)
+        if why == DIGEST_MISMATCH:
+            self._meter.count(metrics.CACHE_BAD_READS, reason=why)
+        dropping = asyncio.create_task(self._drop(adapter.digest), name=f"drop {adapter.digest[:12]}")
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
 
     async def _drop(self, digest: str) -> None:
         """Removes the adapter as soon as no lease forbids it."""

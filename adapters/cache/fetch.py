@@ -1,30 +1,27 @@
-"""The download of an adapter's files into a folder: ranges read and written in parallel, hashed in order beside that."""
+"""The download of an adapter's files into a folder: ranges read and written in parallel, and hashed beside that."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from adapters import metrics
+from adapters.cache.hashing import Check, Data, InThread, check_of
 from adapters.errors import AdapterCorrupt, StoreMissing
 from adapters.metrics import NULL_METER, Meter
 from adapters.settings import CacheSettings
 from adapters.store import Store
+from adapters.tree_digest import TREE_PART_BYTES
 from adapters.types import FileDigest, ResolvedAdapter
 
 log = logging.getLogger(__name__)
 
 READS_OF_A_FILE = 2
 READS_OF_A_RANGE = 2
-
-Data = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +33,14 @@ class ByteRange:
     length: int
 
 
-class InThread(Protocol):
-    """Runs a blocking call off the event loop. If the caller is cancelled, it returns only once the call has ended."""
-
-    def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
-
-
 def plan_ranges(files: tuple[FileDigest, ...], range_bytes: int) -> Iterator[ByteRange]:
-    """The files cut into ranges of at most `range_bytes`: file by file, each from its beginning."""
+    """The files cut into ranges of at most `range_bytes`: file by file, each from its beginning. Files that are checked by parts
+    are cut into whole parts, and into one part where `range_bytes` is less."""
     for file in files:
-        for start in range(0, file.size_bytes, range_bytes):
-            yield ByteRange(file, start, min(range_bytes, file.size_bytes - start))
+        whole_parts = max(TREE_PART_BYTES, range_bytes - range_bytes % TREE_PART_BYTES)
+        step = range_bytes if file.tree is None else whole_parts
+        for start in range(0, file.size_bytes, step):
+            yield ByteRange(file, start, min(step, file.size_bytes - start))
 
 
 async def fetch_files(
@@ -85,17 +79,15 @@ async def _fetch_twice(fetch: _Fetch, adapter: ResolvedAdapter, meter: Meter) ->
 
 
 class FileSink:
-    """A file of known size and digest: hashed from its beginning to its end, and, once it is open, written in any order.
-    `hash` and `write` block; one thread may hash while others write."""
+    """A file that is written in any order once it is open. `write` blocks."""
 
-    def __init__(self, expected: FileDigest) -> None:
-        self._expected = expected
-        self._hash = hashlib.sha256()
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._fd: int | None = None
 
     def open(self, folder: Path) -> None:
         """The file exists in `folder`, at full size: reserving room made it. Raises OSError."""
-        self._fd = os.open(folder / self._expected.name, os.O_WRONLY | os.O_CLOEXEC)
+        self._fd = os.open(folder / self._name, os.O_WRONLY | os.O_CLOEXEC)
 
     def write(self, start: int, data: Data) -> None:
         """Puts `data` where it belongs. Raises OSError."""
@@ -104,14 +96,6 @@ class FileSink:
         while view:
             written = os.pwrite(self._fd, view, start)
             view, start = view[written:], start + written
-
-    def hash(self, data: Data) -> None:
-        """Takes the next `data` of the file into the digest."""
-        self._hash.update(data)
-
-    def is_right(self) -> bool:
-        """Whether all that was hashed is what the file must hold."""
-        return self._hash.hexdigest() == self._expected.sha256
 
     def close(self) -> None:
         if self._fd is not None:
@@ -139,23 +123,20 @@ class _Fetch:
 
     async def read(self, files: tuple[FileDigest, ...]) -> tuple[FileDigest, ...]:
         """Reads `files` into the folder; gives those whose digest differs."""
-        sinks = {file.name: FileSink(file) for file in files}
-        # SHA-256 takes most of the time and can't be split: it has a thread of its own, which never waits for the event loop.
-        hashing = ThreadPoolExecutor(1, thread_name_prefix="adapter-hash")
+        sinks = {file.name: FileSink(file.name) for file in files}
+        checks = {file.name: check_of(file, self._in_thread) for file in files}
         try:
-            await self._read_all(plan_ranges(files, self._settings.range_bytes), sinks, hashing)
-            return tuple(file for file in files if not sinks[file.name].is_right())
+            await self._read_all(plan_ranges(files, self._settings.range_bytes), sinks, checks)
+            return tuple(file for file in files if not checks[file.name].is_right())
         finally:
-            hashing.shutdown(wait=False, cancel_futures=True)
-            for sink in sinks.values():
-                sink.close()
+            for used in (*sinks.values(), *checks.values()):
+                used.close()
 
-    async def _read_all(self, parts: Iterator[ByteRange], sinks: dict[str, FileSink], hashing: Executor) -> None:
-        """Reads and writes parts in whatever order they come, at most `fetch_concurrency` at once; hashes them in theirs.
+    async def _read_all(self, parts: Iterator[ByteRange], sinks: dict[str, FileSink], checks: dict[str, Check]) -> None:
+        """Reads, hashes and writes parts in whatever order they come, at most `fetch_concurrency` at once.
 
         A part counts until it is hashed and written, so no more than that many are in memory at any time.
         """
-        loop = asyncio.get_running_loop()
         room = asyncio.Semaphore(self._settings.fetch_concurrency)
 
         async def open_all() -> None:
@@ -163,27 +144,20 @@ class _Fetch:
             for sink in sinks.values():
                 sink.open(folder)
 
-        async def bring(part: ByteRange, turn: asyncio.Future[None], next_turn: asyncio.Future[None]) -> None:
-            sink = sinks[part.file.name]
+        async def bring(part: ByteRange) -> None:
             data = await self._read_range(part)
-            await turn
-            hashed = loop.run_in_executor(hashing, sink.hash, data)
-            next_turn.set_result(None)
+            hashing = tasks.create_task(checks[part.file.name].take(part.start, data))
             await opened
-            await self._in_thread(sink.write, part.start, data)
-            await hashed
+            await self._in_thread(sinks[part.file.name].write, part.start, data)
+            await hashing
             room.release()
 
-        turn = loop.create_future()
-        turn.set_result(None)
         try:
             async with asyncio.TaskGroup() as tasks:
                 opened = tasks.create_task(open_all())
                 for part in parts:
                     await room.acquire()
-                    next_turn = loop.create_future()
-                    tasks.create_task(bring(part, turn, next_turn))
-                    turn = next_turn
+                    tasks.create_task(bring(part))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
 MOST_USES = 1e6
+DIGEST_MISMATCH = "digest_mismatch"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _EVICTED = ".evicted"
 _FETCH = ".fetch"
@@ -158,24 +159,30 @@ class CacheFolder:
 
     # After a fetch
 
-    def seal(self, digest: str) -> bool:
+    def seal(self, digest: str, *, was_hashed: bool = False) -> str | None:
         """Syncs the adapter to the disk and marks it as synced; nothing to do if it went away meanwhile.
 
-        False if the disk fails: what a later reading gives is unknown then, and the adapter must go.
+        Hashes its files first unless they `was_hashed` whole: a fetch by parts did not. Returns why the adapter must go, or
+        None: `digest_mismatch`, or the error's name of a disk that fails, for what a later reading gives is unknown then.
         """
         if sealing.is_sealed(self.path(digest)):
-            return True
+            return None
         # What is deleted while it is open still takes room, so whoever deletes it waits for this lock.
         lock = FileLock.take_blocking(self._sync_lock(digest))
         try:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                sealing.seal(self.path(digest))
-            return True
+            return self._seal(digest, was_hashed)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
-            log.error("adapter %s can't be synced to the disk and goes: %s", digest[:12], errno.errorcode.get(error.errno or 0))
-            return False
+            return errno.errorcode.get(error.errno or 0, "EIO")
         finally:
             lock.release_and_delete()
+
+    def _seal(self, digest: str, was_hashed: bool) -> str | None:
+        if not was_hashed and content_digest(read_digests(self.path(digest))) != digest and self.has(digest):
+            return DIGEST_MISMATCH
+        sealing.seal(self.path(digest))
+        return None
 
     def _sync_lock(self, digest: str) -> Path:
         return self._locks / f"{digest}{_SYNC}"
@@ -265,7 +272,8 @@ class CacheFolder:
             with suppress(DiskFull):
                 self._make_room(0)
         for digest in self._digests(self.root):
-            if not self.seal(digest):
+            if (why := self.seal(digest)) is not None:
+                log.error("adapter %s goes from the disk: %s", digest[:12], why)
                 self.remove(digest)
         return dropped
 

@@ -14,6 +14,7 @@ import numpy as np
 from adapters.contract.refusals import many, refusal, shown
 from adapters.contract.rewrite import ModulePlan, Part
 from adapters.contract.safetensors_file import DTYPE_BYTES, Tensor, TensorSpec, header_bytes
+from adapters.tree_digest import TreeDigest
 
 _STORED = {"BF16": np.dtype("<u2"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 _BF16_EXPONENT = 0x7F80
@@ -24,11 +25,12 @@ Sink = Callable[[bytes], object]
 
 @dataclass(frozen=True, slots=True)
 class CanonicalFile:
-    """What was emitted: size in bytes, SHA-256 (hex), whether any module's B @ A can differ from zero, and values
-    that a cast made zero."""
+    """What was emitted: size in bytes, SHA-256 (hex), its tree's digest, whether any module's B @ A can differ from zero, and
+    values that a cast made zero."""
 
     size_bytes: int
     sha256: str
+    tree: str | None
     changes_something: bool
     flushed: int
 
@@ -50,13 +52,14 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
     """
     jobs = _jobs(plans, rank, keep_dtype)
     recent = _Recent()
-    hasher = hashlib.sha256()
+    hasher, tree = hashlib.sha256(), TreeDigest()
     size = flushed = 0
     nonzero: set[tuple[str, str]] = set()
 
     def send(piece: bytes) -> None:
         nonlocal size
         hasher.update(piece)
+        tree.update(piece)
         size += len(piece)
         sink(piece)
 
@@ -68,7 +71,7 @@ def emit(plans: Sequence[ModulePlan], rank: int, sink: Sink, *, keep_dtype: bool
             nonzero.add((job.plan.path, job.side))
         send(values.tobytes())
     changes = any({(plan.path, "A"), (plan.path, "B")} <= nonzero for plan in plans)
-    return CanonicalFile(size, hasher.hexdigest(), changes, flushed)
+    return CanonicalFile(size, hasher.hexdigest(), tree.hexdigest(), changes, flushed)
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

@@ -384,7 +384,7 @@ def _emit(examined: _Examined, request: _Request, sink: Callable[[bytes], object
     config = _canonical_config(examined.plans, rank, request)
     files = (
         FileDigest(CONFIG_FILE, len(config), hashlib.sha256(config).hexdigest()),
-        FileDigest(WEIGHTS_FILE, weights.size_bytes, weights.sha256),
+        FileDigest(WEIGHTS_FILE, weights.size_bytes, weights.sha256, weights.tree),
     )
     return _Canonical(config, files, tuple(warnings))
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,27 +28,38 @@ from adapters.errors import AdapterCorrupt, DiskFull, InternalError, StoreThrott
 from adapters.names import AdapterRef
 from adapters.settings import CacheSettings
 from adapters.store import Store
+from adapters.tree_digest import TREE_PART_BYTES, TreeDigest
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, FileDigest, ResolvedAdapter, content_digest
 from tests.fake_store import FakeStore
 
 RANGE = 2**16
 CONFIG = b'{"peft_type": "LORA", "r": 8}'
 SIZE = 4 * RANGE + 100
+LARGE = 2 * TREE_PART_BYTES + 1000
 DOWN = StoreUnreachable("the store does not answer")
 
 MakeCache = Callable[..., AdapterCache]
 
 
-def adapter_of(seed: int, size: int = SIZE) -> tuple[ResolvedAdapter, bytes]:
-    """An adapter of exactly `size` bytes, and its weights."""
+def adapter_of(seed: int, size: int = SIZE, *, by_parts: bool = False) -> tuple[ResolvedAdapter, bytes]:
+    """An adapter of exactly `size` bytes, and its weights, whose digest is also given `by_parts` if they have several."""
     weights = (hashlib.sha256(str(seed).encode()).digest() * (size // 32 + 1))[: size - len(CONFIG)]
     contents = {CONFIG_FILE: CONFIG, WEIGHTS_FILE: weights}
-    files = tuple(FileDigest(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    files = tuple(
+        FileDigest(name, len(data), hashlib.sha256(data).hexdigest(), tree(data) if by_parts else None)
+        for name, data in contents.items()
+    )
     return ResolvedAdapter(AdapterRef("base", f"adapter-{seed}", 1), content_digest(files), files, 8), weights
 
 
-async def published(store: FakeStore, seed: int, size: int = SIZE) -> ResolvedAdapter:
-    adapter, weights = adapter_of(seed, size)
+def tree(data: bytes) -> str | None:
+    digest = TreeDigest()
+    digest.update(data)
+    return digest.hexdigest()
+
+
+async def published(store: FakeStore, seed: int, size: int = SIZE, *, by_parts: bool = False) -> ResolvedAdapter:
+    adapter, weights = adapter_of(seed, size, by_parts=by_parts)
     await store.put(f"blobs/{adapter.digest}/{CONFIG_FILE}", CONFIG)
     await store.put(f"blobs/{adapter.digest}/{WEIGHTS_FILE}", weights)
     return adapter
@@ -283,6 +295,56 @@ async def test_fetch_brings_an_adapter_to_the_disk_and_keeps_no_lease(store: Fak
     assert await cache.remove(adapter.digest)
 
 
+def test_files_checked_by_parts_are_cut_into_whole_parts() -> None:
+    file = FileDigest("a", 5 * TREE_PART_BYTES + 7, "", tree="")
+    for range_bytes, longest in ((RANGE, 1), (TREE_PART_BYTES, 1), (3 * TREE_PART_BYTES - 1, 2), (9 * TREE_PART_BYTES, 6)):
+        parts = list(plan_ranges((file,), range_bytes))
+        assert {part.start % TREE_PART_BYTES for part in parts} == {0}
+        assert max(part.length for part in parts) == min(longest * TREE_PART_BYTES, file.size_bytes)
+        assert sum(part.length for part in parts) == file.size_bytes
+
+
+async def test_a_large_file_is_checked_by_parts_and_its_whole_digest_before_it_is_sealed(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = await published(store := FakeStore(), 1, LARGE, by_parts=True)
+    cache = make_cache(store=store, budget=10 * LARGE)
+    disk = SlowDisk(monkeypatch)
+    async with await cache.lease(adapter) as lease:
+        assert (lease.local.path / WEIGHTS_FILE).read_bytes() == adapter_of(1, LARGE)[1]
+    disk.go_on()
+    await cache.close()
+    assert not writable(cache, adapter)
+
+
+@pytest.mark.parametrize("position", [0, TREE_PART_BYTES, LARGE - len(CONFIG) - 1])
+async def test_a_corrupt_byte_in_any_part_never_becomes_visible(make_cache: MakeCache, position: int) -> None:
+    adapter = await published(store := FakeStore(), 1, LARGE, by_parts=True)
+    broken = bytearray(store.objects[weights_key(adapter)].data)
+    broken[position] ^= 1
+    await store.put(weights_key(adapter), bytes(broken))
+    cache = make_cache(store=store, budget=10 * LARGE)
+    with pytest.raises(AdapterCorrupt) as caught:
+        await cache.lease(adapter)
+    assert caught.value.reason == "digest_mismatch"
+    assert not cache.has(adapter.digest)
+
+
+async def test_parts_that_are_right_in_a_file_that_is_not_leave_the_disk_when_no_lease_forbids_it(
+    make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest whose two digests of one file disagree."""
+    monkeypatch.setattr(cache_module, "DROP_AGAIN_S", 0.01)
+    good, (other, weights) = await published(store := FakeStore(), 1, LARGE, by_parts=True), adapter_of(2, LARGE, by_parts=True)
+    await store.put(weights_key(good), weights)
+    files = tuple(replace(file, tree=wrong.tree) for file, wrong in zip(good.files, other.files, strict=True))
+    cache = make_cache(store=store, budget=10 * LARGE)
+    async with await cache.lease(replace(good, files=files)):
+        await until(lambda: bool(cache._dropping))
+        assert cache.has(good.digest)
+    await until(lambda: not cache.has(good.digest))
+
+
 def test_ranges_cover_each_file_once_and_in_order() -> None:
     files = (FileDigest("a", 5, ""), FileDigest("empty", 0, ""), FileDigest("b", 4, ""))
     parts = [(part.file.name, part.start, part.length) for part in plan_ranges(files, 2)]
@@ -441,7 +503,7 @@ async def test_what_was_not_synced_before_a_power_loss_is_hashed_before_it_is_us
 ) -> None:
     whole, broken = await published(store, 1), await published(store, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        patched.setattr(CacheFolder, "seal", lambda *_, **__: None)
         before = make_cache()
         await use(before, whole)
         await use(before, broken)
@@ -465,7 +527,7 @@ async def test_looking_at_a_cache_after_a_power_loss_shows_all_of_it_and_changes
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     with monkeypatch.context() as patched:
-        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        patched.setattr(CacheFolder, "seal", lambda *_, **__: None)
         await use(cache, adapter)
         await cache.close()
     boots.next()
@@ -480,7 +542,7 @@ async def test_without_a_sweep_what_was_not_synced_before_a_power_loss_is_fetche
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     with monkeypatch.context() as patched:
-        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        patched.setattr(CacheFolder, "seal", lambda *_, **__: None)
         await use(cache, adapter)
         await cache.close()
     boots.next()
@@ -492,7 +554,7 @@ async def test_a_process_that_died_before_it_synced_leaves_files_that_are_good_u
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     with monkeypatch.context() as patched:
-        patched.setattr(CacheFolder, "seal", lambda *_: True)
+        patched.setattr(CacheFolder, "seal", lambda *_, **__: None)
         await use(cache, adapter)
         await cache.close()
     restarted = make_cache()
@@ -840,7 +902,7 @@ async def test_nothing_holds_up_the_event_loop_during_a_fetch(
 ) -> None:
     adapter, cache = await published(store, 1), make_cache()
     seen: set[tuple[str, bool]] = set()
-    blocking = [(os, "fsync"), (os, "posix_fallocate"), (os, "rename"), (FileSink, "write"), (FileSink, "hash")]
+    blocking = [(os, "fsync"), (os, "posix_fallocate"), (os, "rename"), (FileSink, "write")]
     for owner, name in blocking:
         monkeypatch.setattr(owner, name, _watched(getattr(owner, name), name, seen))
     await use(cache, adapter)
