@@ -28,13 +28,14 @@ ERRORS_SHOWN = 5
 @dataclass(frozen=True)
 class Peer:
     """A running server. `fetches` counts at the store; `loads` counts what it has loaded so far, where its answers don't say it
-    themselves."""
+    themselves; `forget` makes it give up an adapter that it fetched before anybody asked, where it does such a thing."""
 
     name: str
     url: str
     material: Material
     fetches: Fetches
     loads: Callable[[], float] | None = None
+    forget: Callable[[str], None] = lambda name: None
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def loramux(material: Material, fetches: Fetches, store: Any, replicas: int) -> 
             setting.publish_all(material, material.folders)
             wait_for_models(setting.url, len(material.folders) + 1)
             wait_for_replicas(setting.url, replicas)
-            yield Peer(OURS, setting.url, material, fetches)
+            yield Peer(OURS, setting.url, material, fetches, forget=lambda name: setting.evict(name, 1))
 
 
 @contextmanager

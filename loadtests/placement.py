@@ -82,6 +82,8 @@ def main() -> None:
 async def at_once(peer: Peer, cold: list[str], number: int) -> Burst:
     """`cold` are two adapters that no request has asked for yet."""
     first, second = map(model_of, cold)
+    for name in cold:
+        await asyncio.to_thread(peer.forget, name)
     async with client(connections=number) as http:
         alone = await ask(http, peer.url, first)
         before, fetched = await counted(peer), peer.fetches.of()

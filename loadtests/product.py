@@ -42,6 +42,18 @@ class Setting:
     def publish(self, name: str, folder: Path, *, promote: bool = True) -> None:
         self.must("publish", str(folder), "--name", name, "--base", BASE, *(["--promote"] if promote else []))
 
+    def evict(self, name: str, version: int) -> None:
+        """Out of every engine and off every node's disk, through the route; waits until no request holds it."""
+        body = {"base": BASE, "name": name, "version": version, "tier": "remote"}
+
+        def given_up() -> None:
+            with httpx2.Client(trust_env=False) as http:
+                rows = http.post(f"{self.url}/registry/v1/evict", json=body).raise_for_status().json()["replicas"]
+            if any(row["reason"] for row in rows):
+                raise TimeoutError(f"a replica keeps it: {rows}")
+
+        wait_until(given_up, f"giving up {name}@{version}")
+
     def publish_all(self, material: Material, names: Iterable[str]) -> None:
         """Two at a time: a command is mostly its own start."""
         with ThreadPoolExecutor(2) as pool:

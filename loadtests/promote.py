@@ -26,7 +26,7 @@ from loadtests.figures import Figure, median, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
 from loadtests.peers import errors_of, model_of
 from loadtests.product import BASE, Setting, configure, up, wait_for_models
-from loadtests.servers import BUCKET, s3_server, wait_until
+from loadtests.servers import BUCKET, s3_server
 
 NAME = "steady"
 ADAPTERS = 3 + 2 * SLOTS  # versions one, two and the damaged one; the rest asks beside the alias
@@ -194,15 +194,7 @@ def publish_damaged(setting: Setting, store: Any, folder: Path, version: int) ->
     for key in blobs(store) - before:
         size = store.head_object(Bucket=BUCKET, Key=key)["ContentLength"]
         store.put_object(Bucket=BUCKET, Key=key, Body=b"\0" * size)
-    body = {"base": BASE, "name": NAME, "version": version, "tier": "remote"}
-
-    def given_up() -> None:
-        with httpx2.Client(trust_env=False) as http:
-            rows = http.post(f"{setting.url}/registry/v1/evict", json=body).raise_for_status().json()["replicas"]
-        if any(row["reason"] for row in rows):
-            raise TimeoutError(f"a replica keeps it: {rows}")
-
-    wait_until(given_up, "giving up the damaged version")
+    setting.evict(NAME, version)
 
 
 def blobs(store: Any) -> set[str]:
