@@ -94,7 +94,7 @@ class CacheSettings(Section):
     budget_bytes: int = Field(default=50 * 2**30, gt=0, description="Most bytes that the cache keeps.")
     fetches_at_once: int = Field(default=4, ge=1, le=64, description="Fetches at once by one process; others wait their turn.")
     fetch_concurrency: int = Field(default=8, ge=1, le=64, description="Ranged reads at once for one fetch.")
-    range_bytes: int = Field(default=8 * 2**20, ge=2**16, description="Size of a ranged read; large files come in parts of 8 MiB.")
+    range_bytes: int = Field(default=8 * 2**20, ge=2**16, description="Size of a ranged read; large files come in 8 MiB parts.")
 
 
 def read_config(path: Path | None = None) -> dict[str, Any]:
