@@ -51,7 +51,7 @@ class Mender:
         known = self._verdicts.get(adapter.digest)
         if known is not None and known.at_s >= began_s:
             return known.was_damaged
-        if known is not None and self._clock_s() - known.at_s < SOUND_FOR_S:
+        if known is not None and not known.was_damaged and self._clock_s() - known.at_s < SOUND_FOR_S:
             return False
         check = self._checks.get(adapter.digest)
         if check is None:

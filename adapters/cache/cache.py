@@ -215,7 +215,7 @@ class AdapterCache:
         if self._folder.is_whole(adapter):
             return False, 0.0
         began = time.perf_counter()
-        leads, downloaded = await self._join(adapter, self._folder.is_whole)
+        leads, downloaded = await self._join(adapter, self._folder.is_whole_after_all)
         return leads and downloaded, time.perf_counter() - began
 
     async def _join(self, adapter: ResolvedAdapter, is_there: _IsThere) -> tuple[bool, bool]:

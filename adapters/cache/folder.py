@@ -1,7 +1,8 @@
 """The node cache on the disk: what lies where, who may have room, what goes. Everything here blocks; `adapters.cache` waits.
 
     <dir>/<digest>/                two files, verified; a folder under this name is always whole. Read-only files are sealed:
-                                   synced to the disk. Others are trusted only in the boot that wrote them
+                                   synced to the disk. Others are trusted only in the boot that wrote them. A file with another
+                                   modification time than verified ones get was written to, and is hashed before it is used
     <dir>/.boot/<boot id>          empty; in this boot nothing older that is unsealed lies under its digest
     <dir>/.tmp/<digest>/           a fetch in progress, its files at full size from the start: this is its reservation
     <dir>/.tmp/<digest>.evicted/   on its way out
@@ -27,11 +28,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from adapters.cache import sealing
+from adapters.cache import sealing, touched
 from adapters.cache.locks import FileLock
 from adapters.cache.policy import CacheEntry, choose_victims, used_again
 from adapters.cache.sealing import boot_id, names, read_digests
@@ -78,11 +79,28 @@ class CacheFolder:
         return _DIGEST.fullmatch(digest) is not None and self.path(digest).is_dir()
 
     def is_whole(self, adapter: ResolvedAdapter) -> bool:
-        """Whether all files are there at full size. What was renamed into place was verified; this finds later damage."""
+        """Whether all files are there at full size, and nobody wrote to them since they were verified. One stat each."""
+        return self._is_sized(adapter, touched.is_untouched)
+
+    def is_whole_after_all(self, adapter: ResolvedAdapter) -> bool:
+        """As `is_whole`, or else what was written to holds what it should: hashed, it counts as verified again."""
+        if self.is_whole(adapter):
+            return True
+        if not self._is_sized(adapter) or not self.holds(adapter):
+            return False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            touched.mark(self._files(adapter))
+        return True
+
+    def _is_sized(self, adapter: ResolvedAdapter, and_is: Callable[[os.stat_result], bool] = lambda _: True) -> bool:
         try:
-            return all((self.path(adapter.digest) / file.name).stat().st_size == file.size_bytes for file in adapter.files)
+            found = [path.stat() for path in self._files(adapter)]
         except (FileNotFoundError, NotADirectoryError):
             return False
+        return all(stat.st_size == file.size_bytes and and_is(stat) for stat, file in zip(found, adapter.files, strict=True))
+
+    def _files(self, adapter: ResolvedAdapter) -> list[Path]:
+        return [self.path(adapter.digest) / file.name for file in adapter.files]
 
     def holds(self, adapter: ResolvedAdapter) -> bool:
         """Whether all files are there and hash to what the manifest says. Reads every byte."""
@@ -142,6 +160,7 @@ class CacheFolder:
 
     def publish(self, digest: str) -> None:
         """Makes the verified files visible; `seal` is due then."""
+        touched.mark((self._tmp / digest).iterdir())
         os.rename(self._tmp / digest, self.path(digest))
 
     def discard(self, digest: str) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import openai
 import psutil
@@ -131,25 +133,46 @@ async def test_a_full_cache_refuses_what_is_cold_serves_what_is_there_and_is_ove
     assert await ask(f"demo:{name}") == (f"demo:{name}@1", cold_sentence)
 
 
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[BinaryIO]:
+    """The weights, to be damaged."""
+    weights = folder / "adapter_model.safetensors"
+    weights.chmod(0o644)
+    with weights.open("r+b") as file:
+        yield file
+
+
 def cut(folder: Path) -> None:
-    weights = folder / "adapter_model.safetensors"
-    weights.chmod(0o644)
-    with weights.open("r+b") as file:
-        file.truncate(weights.stat().st_size - 1)
+    with opened(folder) as file:
+        file.truncate(file.seek(0, os.SEEK_END) - 1)
 
 
-def garble(folder: Path) -> None:
-    weights = folder / "adapter_model.safetensors"
-    weights.chmod(0o644)
-    with weights.open("r+b") as file:
-        file.write(b"\xff" * 64)  # the header: the engine can't read it
+def overwrite(folder: Path) -> None:
+    """Numbers of the right size that the engine would take."""
+    with opened(folder) as file:
+        file.seek(-1_000, os.SEEK_END)
+        file.write(bytes(1_000))
 
 
-DAMAGES = {"cut": cut, "no_weights": lambda folder: (folder / "adapter_model.safetensors").unlink(), "no_folder": shutil.rmtree}
+def rot(folder: Path) -> None:
+    """As a failing disk does it: nobody wrote to the file. The header can't be read any more."""
+    before = (folder / "adapter_model.safetensors").stat()
+    with opened(folder) as file:
+        file.write(b"\xff" * 64)
+    os.utime(folder / "adapter_model.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+DAMAGES = {
+    "cut": cut,
+    "overwritten": overwrite,
+    "rotten": rot,
+    "no_weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
+    "no_folder": shutil.rmtree,
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_files_that_went_or_shrank_on_the_disk_are_fetched_again(stack: Stack, ask, on_disk, damage):
+async def test_files_that_are_not_what_they_were_on_the_disk_are_fetched_again(stack: Stack, ask, on_disk, damage):
     name, sentence = on_disk
     DAMAGES[damage](stack.on_disk(name))
     stack.seaweed.proxy.seen.clear()
@@ -164,7 +187,7 @@ async def test_files_that_are_damaged_on_the_disk_and_in_the_store_are_corrupt_u
     other = next(one for one in published if one != name)
     store, key = open_store(stack.registry), f"blobs/{stack.digest(name)}/adapter_model.safetensors"
     good = (await store.get(key)).data
-    garble(stack.on_disk(name))
+    rot(stack.on_disk(name))
     await store.put(key, good[:-8] + b"\x00" * 8)
     try:
         for _ in range(2):

@@ -413,6 +413,36 @@ async def test_a_finished_folder_that_was_damaged_later_is_fetched_again(store: 
     assert sorted(os.listdir(cache._folder.path(adapter.digest))) == [CONFIG_FILE, WEIGHTS_FILE]
 
 
+async def test_a_file_that_somebody_wrote_to_is_fetched_again_though_its_size_is_right(
+    store: FakeStore, make_cache: MakeCache
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    await use(cache, adapter)
+    await cache.close()
+    weights = cache._folder.path(adapter.digest) / WEIGHTS_FILE
+    good = weights.read_bytes()
+    weights.chmod(0o644)
+    with weights.open("r+b") as file:
+        file.seek(len(good) // 2)
+        file.write(bytes([good[len(good) // 2] ^ 1]))
+    cache = make_cache()
+    assert await use(cache, adapter)
+    assert weights.read_bytes() == good
+
+
+async def test_files_that_were_written_to_and_are_right_are_hashed_once_and_not_fetched(
+    store: FakeStore, make_cache: MakeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, cache = await published(store, 1), make_cache()
+    await use(cache, adapter)
+    os.utime(cache._folder.path(adapter.digest) / WEIGHTS_FILE)  # as a copy of the cache, or one of an earlier version
+    hashed: list[ResolvedAdapter] = []
+    holds = cache._folder.holds
+    monkeypatch.setattr(cache._folder, "holds", lambda adapter: hashed.append(adapter) or holds(adapter))
+    assert [await use(cache, adapter) for _ in range(3)] == [False] * 3
+    assert hashed == [adapter]
+
+
 # Found damaged at load
 
 

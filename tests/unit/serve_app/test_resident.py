@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -332,6 +333,13 @@ class TestSeveralReplicas:
         assert nodes[rank].row("base:maze@1")["pinned"]
 
 
+def rot(path: Path, content: bytes) -> None:
+    """Damage as a failing disk does it: nobody wrote to the file."""
+    before = path.stat()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 class TestFailures:
     async def test_a_wish_that_fails_disturbs_no_other(self, node: Node) -> None:
         for name in ("bad", "good"):
@@ -416,11 +424,23 @@ class TestFailures:
         await node.request("base:maze")
         await node.resident.evict(adapter.ref, "disk")
         damaged = b"x" * adapter.files[-1].size_bytes
-        (node.files(adapter) / "adapter_model.safetensors").write_bytes(damaged)
+        rot(node.files(adapter) / "adapter_model.safetensors", damaged)
         node.engine.broken = {damaged}
         tiers = await asyncio.gather(*(node.request("base:maze") for _ in range(8)))
         assert set(tiers) <= {"disk", "engine"}
         assert len(node.engine.loads) == 3, "the first load, the refused one, the one that was mended"
+
+    async def test_files_that_are_damaged_again_are_fetched_again(self, node: Node) -> None:
+        await node.publish("maze")
+        await node.resident.start(0)
+        adapter = await node.adapter("base:maze")
+        damaged = b"x" * adapter.files[-1].size_bytes
+        node.engine.broken = {damaged}
+        for _ in range(3):
+            await node.request("base:maze")
+            await node.resident.evict(adapter.ref, "disk")
+            rot(node.files(adapter) / "adapter_model.safetensors", damaged)
+        await node.request("base:maze")
 
     async def test_damaged_files_are_fetched_again_also_where_nobody_waits(self, node: Node) -> None:
         await node.publish("maze")
@@ -429,7 +449,7 @@ class TestFailures:
         await node.request("base:maze")
         await node.resident.evict(adapter.ref, "disk")
         damaged = b"x" * adapter.files[-1].size_bytes
-        (node.files(adapter) / "adapter_model.safetensors").write_bytes(damaged)
+        rot(node.files(adapter) / "adapter_model.safetensors", damaged)
         node.engine.broken = {damaged}
         for _ in range(2):  # the load of the first is refused, that of the second finds whole files
             with pytest.raises(AdapterLoading):
@@ -444,7 +464,7 @@ class TestFailures:
         await node.request("base:maze")
         await node.resident.evict(adapter.ref, "disk")
         damaged = b"x" * adapter.files[-1].size_bytes
-        (node.files(adapter) / "adapter_model.safetensors").write_bytes(damaged)
+        rot(node.files(adapter) / "adapter_model.safetensors", damaged)
         await node.store.delete(f"blobs/{adapter.digest}/adapter_model.safetensors")
         node.engine.broken = {damaged}
         with pytest.raises(AdapterCorrupt):
