@@ -51,11 +51,6 @@ def fetches(stack) -> int:
     return stack.seaweed.proxy.count("GET", "/adapter_model.safetensors")
 
 
-def digest_of(stack, name: str) -> str:
-    rows = stack.get("/registry/v1/adapters?base=demo")["adapters"]
-    return next(row for row in rows if row["name"] == name)["versions"][0]["digest"]
-
-
 async def restarted(stack, ask: Callable[..., Awaitable[Any]], process: psutil.Process) -> None:
     """Waits until another process answers."""
     deadline = time.monotonic() + RESTART_S
@@ -131,8 +126,8 @@ async def test_an_engine_that_dies_takes_its_replica_along_and_loses_no_request(
 async def test_a_file_that_was_damaged_on_the_disk_is_fetched_again_and_answers(stack, ask, cold):
     ((name, sentence),) = cold(1).items()
     await ask(f"demo:{name}")
-    await asyncio.to_thread(leave_the_engine, stack, name)
-    weights = stack.folder / "cache" / digest_of(stack, name) / "adapter_model.safetensors"
+    await asyncio.to_thread(stack.evict, name, "disk")
+    weights = stack.on_disk(name) / "adapter_model.safetensors"
     weights.chmod(0o644)
     with weights.open("r+b") as file:
         file.write(b"\xff" * 64)  # the header: the engine can't read it
@@ -143,11 +138,6 @@ async def test_a_file_that_was_damaged_on_the_disk_is_fetched_again_and_answers(
 
 def post(stack, path: str, **fields: Any) -> httpx.Response:
     return httpx.post(stack.url + path, json={"base": "demo", **fields}, timeout=60)
-
-
-def leave_the_engine(stack, name: str) -> None:
-    post(stack, "/registry/v1/evict", name=name, version=1, tier="disk").raise_for_status()
-    stack.wait_until(lambda: row(stack, name).get("tier") != "engine")
 
 
 @pytest.fixture
@@ -196,7 +186,7 @@ async def test_a_promotion_to_what_cannot_be_loaded_leaves_the_alias_and_says_wh
 async def test_a_version_that_cannot_be_loaded_is_reported_with_the_reason(stack, registry: Registry, ask, publish, cold):
     ((name, sentence),) = cold(1).items()
     store = open_store(stack.registry)
-    key = f"blobs/{digest_of(stack, name)}/adapter_model.safetensors"
+    key = f"blobs/{stack.digest(name)}/adapter_model.safetensors"
     good = (await store.get(key)).data
     await store.put(key, good[:-8] + b"\x00" * 8)
     try:
