@@ -65,12 +65,15 @@ async def test_ps_shows_what_was_just_asked(author: Author, ask, published: dict
 
 
 async def test_a_promotion_by_command_ends_when_the_replica_has_the_version(author: Author, ask, cold, publish, artifacts: Path):
-    (name, _), (other, sentence) = cold(2).items()
-    await asyncio.to_thread(publish, name, artifacts / "adapters" / other, promote=False)
-    said = await asyncio.to_thread(author.json, "promote", f"demo:{name}", "2")
+    (one, first), (other, second) = cold(2).items()
+    await asyncio.to_thread(publish, "by-command", artifacts / "adapters" / one)
+    await asyncio.to_thread(publish, "by-command", artifacts / "adapters" / other, promote=False)
+    await asyncio.to_thread(run, author, "refresh")
+    assert await ask("demo:by-command") == ("demo:by-command@1", first)
+    said = await asyncio.to_thread(author.json, "promote", "demo:by-command", "2")
     assert (said["version"], said["note"]) == (2, None)
-    assert (await asyncio.to_thread(row_of, author, f"demo:{name}@2"))["tier"] == "engine"
-    assert await ask(f"demo:{name}") == (f"demo:{name}@2", sentence)
+    assert (await asyncio.to_thread(row_of, author, "demo:by-command@2"))["tier"] == "engine"
+    assert await ask("demo:by-command") == ("demo:by-command@2", second)
 
 
 async def test_what_is_pinned_stays_and_what_is_evicted_goes(stack, author: Author, ask, cold):
@@ -87,7 +90,7 @@ async def test_what_is_pinned_stays_and_what_is_evicted_goes(stack, author: Auth
         assert [(row["tier"], row["reason"]) for row in said["replicas"]] == [("disk", None)]
 
     await asyncio.to_thread(pinned_and_evicted)
-    assert await ask(f"demo:{name}") == (ref, sentence)
+    assert await ask(ref) == (ref, sentence)
 
 
 def row_of(author: Author, ref: str) -> dict[str, Any]:
