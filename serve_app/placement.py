@@ -20,6 +20,7 @@ from typing import Any
 from adapters.types import Directive
 
 SAMPLE = 8  # replicas looked at for a request that any could answer: enough to balance, at the same cost for a thousand
+REPORTS = 2  # a load that was begun is in one of the next reports, or failed
 OUT_OF_REACH = math.inf
 MASK = 2**64 - 1
 
@@ -29,17 +30,23 @@ Load = Callable[[str], float]
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a replica said of itself: its rank (None: not yet), the refs in its engine and those on their way into it."""
+    """What a replica said of itself: its rank (None: not yet), the refs in its engine, those on their way into it, and how many
+    it has places for (None: not said)."""
 
     rank: int | None = None
     engine: frozenset[str] = frozenset()
     loading: frozenset[str] = frozenset()
+    slots: int | None = None
 
     @classmethod
     def of(cls, stats: Mapping[str, Any] | None) -> Reported:
         """From routing stats; whatever is missing counts as nothing."""
         stats = stats or {}
-        return cls(stats.get("rank"), frozenset(stats.get("engine") or ()), frozenset(stats.get("loading") or ()))
+        engine, loading = frozenset(stats.get("engine") or ()), frozenset(stats.get("loading") or ())
+        return cls(stats.get("rank"), engine, loading, stats.get("slots"))
+
+    def shows(self, ref: str) -> bool:
+        return ref in self.engine or ref in self.loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Placement:
         self._flights: dict[str, Flight] = {}
         self._flying: dict[str, Counter[str]] = {}  # by ref, then by replica
         self._own: Counter[str] = Counter()  # by replica
+        self._brought: dict[str, dict[str, int]] = {}  # by replica: refs sent there to be loaded, and how many reports ago
         self._turn = 0
 
     # -- what is known -----------------------------------------------------------------------------------------------
@@ -106,6 +114,11 @@ class Placement:
             if before != report:
                 self._index(replica, before or Reported(), report)
                 self._replicas[replica] = report
+                self._brought[replica] = {
+                    ref: age + 1
+                    for ref, age in self._brought.get(replica, {}).items()
+                    if age + 1 < REPORTS and not report.shows(ref)
+                }
                 rank = report.rank
                 self._owners[replica] = (False, _seed(replica)) if rank is None else (True, _seed_of_rank(rank))
         self._ids = list(self._replicas)
@@ -115,7 +128,7 @@ class Placement:
         before = self._replicas.pop(replica, None)
         if before is not None:
             self._index(replica, before, Reported())
-            del self._owners[replica]
+            del self._owners[replica], self._brought[replica]
             self._ids = list(self._replicas)
 
     def holders(self, ref: str) -> set[str]:
@@ -157,8 +170,9 @@ class Placement:
     def choose(self, ref: str | None, load: Load) -> Choice:
         """The replica for a request. Raises LookupError without replicas.
 
-        A holder with room; without holders the ref's first owner with room, and whoever comes while it is loaded there follows,
-        room or not; else the least loaded. Full holders keep the request, and the ref's next owner with room to spare is added.
+        A holder with room; without holders the ref's first owner with room and a free place, else with room, and whoever comes
+        while it is loaded there follows, room or not; else the least loaded. Full holders keep the request, and the ref's next
+        owner with room to spare is added.
         """
         if not self._replicas:
             raise LookupError("no replicas")
@@ -182,7 +196,9 @@ class Placement:
         if coming:
             return self._first_owner(ref, coming)
         roomy = [replica for replica in self._ids if loads[replica] < self.room]
-        return self._first_owner(ref, roomy) if roomy else self._least(self._ids, loads)
+        if not roomy:
+            return self._least(self._ids, loads)
+        return self._bring(ref, roomy)
 
     def _leaning(self, ref: str, holders: list[str], loads: _Loads) -> str | None:
         """The first owner among the holders with room, unless another is clearly less busy."""
@@ -194,7 +210,20 @@ class Placement:
 
     def _added(self, ref: str, holders: list[str], loads: _Loads) -> str | None:
         spare = [one for one in self._ids if one not in holders and loads[one] + self.lean < self.room]
-        return self._first_owner(ref, spare) if spare else None
+        return self._bring(ref, spare) if spare else None
+
+    def _bring(self, ref: str, replicas: list[str]) -> str:
+        """The ref's first owner among them that has a free place, else its first owner, which gives up another ref for it."""
+        replica = self._first_owner(ref, [one for one in replicas if self._has_place(one)] or replicas)
+        self._brought[replica][ref] = 0
+        return replica
+
+    def _has_place(self, replica: str) -> bool:
+        report = self._replicas[replica]
+        if report.slots is None:
+            return True
+        taken = len(report.engine | report.loading) + len(self._brought[replica])
+        return taken < report.slots
 
     def _least(self, replicas: Iterable[str], loads: _Loads) -> str:
         return min(replicas, key=lambda replica: loads[replica])

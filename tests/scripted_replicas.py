@@ -201,6 +201,12 @@ class Cluster:
         where = {row["replica"]: row["adapters"].get(str(adapter.ref), {}) for row in await self.rows()}
         return {replica for replica, row in where.items() if row.get("tier") == "engine"}
 
+    async def empty(self) -> None:
+        """Takes all adapters out of all engines and off all disks."""
+        for ref in {ref for row in await self.rows() for ref in row["adapters"]}:
+            await self.door.evict.remote(ref, "remote")
+        await self.reported()
+
     async def reported(self) -> None:
         """Waits until what replicas hold now has come to the routers."""
         await asyncio.sleep(4 * STATS_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.types import Directive
@@ -23,8 +23,9 @@ refs = st.from_regex(r"demo:[a-z]{1,8}@[1-9]", fullmatch=True)
 class Replicas:
     """Up to eight scripted replicas that hold and do what a test says; `ask` sends one request and counts it as running."""
 
-    def __init__(self, count: int, *, room: int = ROOM) -> None:
+    def __init__(self, count: int, *, room: int = ROOM, slots: int | None = None) -> None:
         self.placement = Placement(room)
+        self.slots = slots
         self.engine: dict[str, set[str]] = {f"r{rank}": set() for rank in range(count)}
         self.loading: dict[str, set[str]] = {name: set() for name in self.engine}
         self.load: Counter[str] = Counter()
@@ -34,7 +35,10 @@ class Replicas:
 
     def report(self) -> None:
         self.placement.update(
-            {name: Reported(int(name[1:]), frozenset(refs), frozenset(self.loading[name])) for name, refs in self.engine.items()}
+            {
+                name: Reported(int(name[1:]), frozenset(refs), frozenset(self.loading[name]), self.slots)
+                for name, refs in self.engine.items()
+            }
         )
 
     def hold(self, ref: str, *names: str) -> None:
@@ -72,18 +76,21 @@ class Replicas:
 # -- owners ----------------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(refs, ranks)
 def test_all_ranks_own_a_ref_in_one_order_that_everybody_finds(ref: str, count: int):
     assert sorted(ranks_of(ref, range(count))) == list(range(count))
     assert ranks_of(ref, range(count)) == ranks_of(ref, reversed(range(count)))
 
 
+@settings(deadline=None)
 @given(refs, ranks, st.data())
 def test_without_one_rank_the_others_keep_their_order(ref: str, count: int, data):
     gone = data.draw(st.integers(0, count - 1))
     assert ranks_of(ref, set(range(count)) - {gone}) == [rank for rank in ranks_of(ref, range(count)) if rank != gone]
 
 
+@settings(deadline=None)
 @given(ranks, st.data())
 def test_a_replica_that_goes_moves_its_own_refs_only(count: int, data):
     replicas = Replicas(count)
@@ -93,6 +100,7 @@ def test_a_replica_that_goes_moves_its_own_refs_only(count: int, data):
     assert all(replicas.choose(ref).replica == owner for ref, owner in before.items() if owner != gone)
 
 
+@settings(deadline=None)
 @given(ranks)
 def test_owners_share_the_refs_evenly(count: int):
     shares = Counter(ranks_of(ref, range(count))[0] for ref in REFS)
@@ -130,6 +138,7 @@ def directive(replicas: int | None) -> Directive:
     return Directive("production", "engine", pin=True, replicas=replicas)
 
 
+@settings(deadline=None)
 @given(refs, ranks, st.data())
 def test_a_directive_for_some_replicas_is_meant_for_the_first_owners(ref: str, count: int, data):
     wanted = data.draw(st.integers(1, count))
@@ -137,6 +146,7 @@ def test_a_directive_for_some_replicas_is_meant_for_the_first_owners(ref: str, c
     assert meant == set(ranks_of(ref, range(count))[:wanted])
 
 
+@settings(deadline=None)
 @given(refs, ranks, st.data())
 def test_replicas_that_think_they_are_fewer_are_meant_too_often_rather_than_too_seldom(ref: str, count: int, data):
     wanted = data.draw(st.integers(1, count))
@@ -182,6 +192,45 @@ def test_a_cold_ref_goes_to_the_least_loaded_when_nobody_has_room():
     replicas = Replicas(3)
     replicas.load.update(r0=ROOM + 3, r1=ROOM + 1, r2=ROOM + 2)
     assert replicas.choose(REF).replica == "r1"
+
+
+def test_a_cold_ref_goes_past_an_owner_without_a_free_place_so_nothing_is_evicted_for_it():
+    replicas = Replicas(3, slots=2)
+    first, second, _ = replicas.placement.owners(REF)
+    replicas.hold(OTHER, first)
+    replicas.hold("demo:bronze@1", first)
+    assert replicas.choose(REF).replica == second
+
+
+@settings(deadline=None)
+@given(st.integers(2, 8), st.integers(1, 6), st.booleans())
+def test_as_many_refs_as_there_are_places_all_find_one(count: int, slots: int, reports_between: bool):
+    replicas = Replicas(count, slots=slots)
+    for ref in REFS[: count * slots]:
+        name = replicas.ask(ref)
+        replicas.finish(name, 1)
+        replicas.engine[name].add(ref)
+        if reports_between:
+            replicas.report()
+    assert {len(refs) for refs in replicas.engine.values()} == {slots}
+
+
+def test_where_no_place_is_free_the_first_owner_gives_one_up():
+    replicas = Replicas(2, slots=1)
+    replicas.hold(OTHER, "r0")
+    replicas.hold("demo:bronze@1", "r1")
+    assert replicas.choose(REF).replica == replicas.placement.owners(REF)[0]
+
+
+def test_a_load_that_never_shows_in_a_report_takes_no_place_for_long():
+    replicas = Replicas(1, slots=2)
+    replicas.ask(REF)
+    for ref in REFS[:2]:
+        replicas.hold(ref, "r0")
+        replicas.engine["r0"].remove(ref)
+    replicas.report()
+    assert replicas.placement._has_place("r0")
+    assert not replicas.placement._brought["r0"]
 
 
 def test_a_ref_that_was_evicted_meanwhile_is_loaded_where_it_was_said_to_be():
@@ -244,6 +293,7 @@ def test_demand_that_grows_and_shrinks_takes_and_leaves_replicas_without_flappin
     assert len(replicas.added) == 1
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(2, 8))
 def test_a_ref_that_all_hold_is_shared_within_a_quarter_of_the_room(count: int, number: int):
     replicas = Replicas(number)

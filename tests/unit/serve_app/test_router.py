@@ -28,7 +28,7 @@ class ScriptedReplica:
     def __init__(self, rank: int) -> None:
         self.replica_id = ReplicaID(f"r{rank}", DEPLOYMENT)
         self.max_ongoing_requests = MOST
-        self.routing_stats: dict[str, Any] = {"rank": rank, "slots": 4, "engine": [], "loading": []}
+        self.routing_stats: dict[str, Any] = {"rank": rank, "slots": 16, "engine": [], "loading": []}
         self.asked: list[tuple[str, Any]] = []
         self.error: Exception | None = None
         self.probes = 0
