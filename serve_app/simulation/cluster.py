@@ -119,7 +119,7 @@ class Replica:
     def report(self) -> Reported:
         if self._report is None:
             engine, loading = map(name_of, self._slots), map(name_of, self._pending)
-            self._report = Reported(self.rank, frozenset(engine), frozenset(loading))
+            self._report = Reported(self.rank, frozenset(engine), frozenset(loading), self._size.slots)
         return self._report
 
     # -- a load ------------------------------------------------------------------------------------------------------
