@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from adapters import metrics
-from adapters.cache.hashing import Check, Data, InThread, check_of
+from adapters.cache.hashing import Check, Data, check_of
 from adapters.errors import AdapterCorrupt, StoreMissing
 from adapters.metrics import NULL_METER, Meter
 from adapters.settings import CacheSettings
@@ -22,6 +23,12 @@ log = logging.getLogger(__name__)
 
 READS_OF_A_FILE = 2
 READS_OF_A_RANGE = 2
+
+
+class InThread(Protocol):
+    """Runs a blocking call off the event loop. If the caller is cancelled, it returns only once the call has ended."""
+
+    def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class _Fetch:
     async def read(self, files: tuple[FileDigest, ...]) -> tuple[FileDigest, ...]:
         """Reads `files` into the folder; gives those whose digest differs."""
         sinks = {file.name: FileSink(file.name) for file in files}
-        checks = {file.name: check_of(file, self._in_thread) for file in files}
+        checks = {file.name: check_of(file) for file in files}
         try:
             await self._read_all(plan_ranges(files, self._settings.range_bytes), sinks, checks)
             return tuple(file for file in files if not checks[file.name].is_right())

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 from adapters.tree_digest import TREE_PART_BYTES, tree_of
 from adapters.types import FileDigest
 
 Data = bytes | memoryview
 
-
-class InThread(Protocol):
-    """Runs a blocking call off the event loop. If the caller is cancelled, it returns only once the call has ended."""
-
-    def __call__(self, call: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+# One core stays free for what answers requests meanwhile.
+HASHING_THREADS = max(1, min(8, (os.cpu_count() or 1) - 1))
 
 
 class Check(Protocol):
@@ -34,9 +31,9 @@ class Check(Protocol):
     def close(self) -> None: ...
 
 
-def check_of(file: FileDigest, in_thread: InThread) -> Check:
-    """By parts if the manifest has the digest of those: then as many threads hash as ranges come."""
-    return PartsCheck(file.tree, in_thread) if file.tree is not None else WholeCheck(file.sha256)
+def check_of(file: FileDigest) -> Check:
+    """By parts if the manifest has the digest of those: then several threads hash at once."""
+    return PartsCheck(file.tree) if file.tree is not None else WholeCheck(file.sha256)
 
 
 class WholeCheck:
@@ -69,19 +66,19 @@ class WholeCheck:
 class PartsCheck:
     """The digest by parts (`adapters.tree_digest`): ranges are whole parts but for the file's end."""
 
-    def __init__(self, tree: str, in_thread: InThread) -> None:
+    def __init__(self, tree: str) -> None:
         self._tree = tree
-        self._in_thread = in_thread
+        self._threads = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="adapter-hash")
         self._digests: dict[int, list[bytes]] = {}
 
     async def take(self, start: int, data: Data) -> None:
-        self._digests[start] = await self._in_thread(hash_parts, data)
+        self._digests[start] = await asyncio.get_running_loop().run_in_executor(self._threads, hash_parts, data)
 
     def is_right(self) -> bool:
         return tree_of([digest for start in sorted(self._digests) for digest in self._digests[start]]) == self._tree
 
     def close(self) -> None:
-        pass
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def hash_parts(data: Data) -> list[bytes]:
