@@ -5,7 +5,9 @@ engine, replica and gateway (what belongs to each process alone) is sampled ever
 
 A plateau is a second half in which each of them grows, per load, by less than a tenth of what one adapter's weights take in the
 engine: somebody who forgot to free adapters would grow by all of it. The slope is the median over all pairs of samples, so that
-one collection of garbage decides nothing. At the end the engine's own list of adapters must equal our table.
+one collection of garbage decides nothing. Then as many requests find their adapter in the engine: what grows there too is the
+price of a request or of time (logs, metrics), not of loads, and is shown beside it. At the end the engine's own list of adapters
+must equal our table.
 """
 
 from __future__ import annotations
@@ -46,18 +48,21 @@ def main() -> None:
         with up(setting) as pid:
             setting.publish_all(material, material.folders)
             wait_for_models(setting.url, len(material.folders) + 1)
-            done, samples, took_s = asyncio.run(rounds(setting.url, pid, list(material.folders), options.rounds))
+            began = time.monotonic()
+            done, samples = asyncio.run(rounds(setting.url, pid, list(material.folders), options.rounds))
+            took_s = time.monotonic() - began
+            hot = asyncio.run(without_loads(setting.url, pid, done[-1][0], options.rounds))
             table = audited(setting.url)
-    figures = figures_of(material, done, samples, table, took_s)
+    figures = figures_of(material, done, samples, hot, table, took_s)
     about = {"adapters": ADAPTERS, "slots": SLOTS, "rounds": options.rounds, "engine": FEW_SLOTS}
-    taken = [{"loads": one.loads, "bytes": one.bytes_of} for one in samples]
-    write(options.out, about, figures, samples=taken, audit=table, errors=errors_of([answer for _, answer in done]))
+    taken = {"samples": documents(samples), "samples_without_loads": documents(hot)}
+    write(options.out, about, figures, **taken, audit=table, errors=errors_of([answer for _, answer in done]))
 
 
-async def rounds(url: str, pid: int, names: list[str], number: int) -> tuple[list[tuple[str, Answer]], list[Sample], float]:
+async def rounds(url: str, pid: int, names: list[str], number: int) -> tuple[list[tuple[str, Answer]], list[Sample]]:
     """Asks for one adapter after another until `number` loads were made, or too many requests came to nothing."""
     done: list[tuple[str, Answer]] = []
-    processes, loads, began = processes_below(pid), 0, time.monotonic()
+    processes, loads = processes_below(pid), 0
     samples = [sample(processes, 0)]
     async with client() as http:
         for model in itertools.islice(itertools.cycle(map(model_of, names)), 3 * number):
@@ -67,7 +72,23 @@ async def rounds(url: str, pid: int, names: list[str], number: int) -> tuple[lis
                 samples.append(sample(processes, loads))
             if loads >= number:
                 break
-    return done, samples, time.monotonic() - began
+    return done, samples
+
+
+async def without_loads(url: str, pid: int, model: str, number: int) -> list[Sample]:
+    """Samples over `number` requests for an adapter that is in the engine; they count requests in the place of loads."""
+    processes = processes_below(pid)
+    samples = [sample(processes, 0)]
+    async with client() as http:
+        for asked in range(1, number + 1):
+            await ask(http, url, model, max_tokens=4)
+            if asked % EVERY == 0:
+                samples.append(sample(processes, asked))
+    return samples
+
+
+def documents(samples: list[Sample]) -> list[dict[str, Any]]:
+    return [{"number": one.loads, "bytes": one.bytes_of} for one in samples]
 
 
 def audited(url: str) -> dict[str, list[int]]:
@@ -82,7 +103,12 @@ def audited(url: str) -> dict[str, list[int]]:
 
 
 def figures_of(
-    material: Material, done: list[tuple[str, Answer]], samples: list[Sample], table: dict[str, Any], took_s: float
+    material: Material,
+    done: list[tuple[str, Answer]],
+    samples: list[Sample],
+    hot: list[Sample],
+    table: dict[str, Any],
+    took_s: float,
 ) -> list[Figure]:
     answers = [answer for _, answer in done]
     adapter_bytes = max(size_in_engine(folder) for folder in material.folders.values())
@@ -104,6 +130,7 @@ def figures_of(
             Figure(
                 f"{part}: growth per load in the second half", grown.bytes_per_load / 1e3, "kB", FREED_SHARE * adapter_bytes / 1e3
             ),
+            Figure(f"{part}: growth per request that loads nothing", growth(hot, part).bytes_per_load / 1e3, "kB"),
         ]
     return figures
 
