@@ -28,6 +28,7 @@ READERS = 4
 STAGED_AT_ONCE = 2
 BUFFER_BYTES = 32 * 2**20  # torch keeps pinned buffers for the next taker by powers of two
 _HEADER = struct.Struct("<Q")
+SHORT = "the adapter's file is shorter than its header says"
 
 
 class StageRequest(msgspec.Struct, frozen=True):
@@ -122,14 +123,35 @@ def cut(offsets: dict[str, tuple[int, int]], piece_bytes: int) -> list[Piece]:
     return [*pieces, Piece(start, end, tuple(names))] if names else pieces
 
 
-def _read_tensors(fd: int) -> dict[str, Any]:
-    (header_bytes,) = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+def read_header(fd: int) -> tuple[int, dict[str, Any]]:
+    """Where a safetensors file's tensors begin, and what it says of each.
+
+    Raises EOFError for a file that is shorter than it says: damage must not look like a lack of memory. ValueError for one that
+    is no safetensors file.
+    """
+    (header_bytes,) = _HEADER.unpack(_exactly(os.pread(fd, _HEADER.size, 0), _HEADER.size))
+    begin, file_bytes = _HEADER.size + header_bytes, os.fstat(fd).st_size
+    if begin > file_bytes:
+        raise EOFError(SHORT)
     header = json.loads(os.pread(fd, header_bytes, _HEADER.size))
     header.pop("__metadata__", None)
+    if any(begin + about["data_offsets"][1] > file_bytes for about in header.values()):
+        raise EOFError(SHORT)
+    return begin, header
+
+
+def _exactly(data: bytes, count: int) -> bytes:
+    if len(data) < count:
+        raise EOFError(SHORT)
+    return data
+
+
+def _read_tensors(fd: int) -> dict[str, Any]:
+    begin, header = read_header(fd)
     pieces = cut({name: tuple(about["data_offsets"]) for name, about in header.items()}, BUFFER_BYTES)
     # copying out of the page cache is bound by one core, so several share it
     with ThreadPoolExecutor(READERS) as pool:
-        buffers = pool.map(lambda piece: _read_piece(fd, _HEADER.size + header_bytes, piece, whole=len(pieces) > 1), pieces)
+        buffers = pool.map(lambda piece: _read_piece(fd, begin, piece, whole=len(pieces) > 1), pieces)
         return {name: view for piece, buffer in zip(pieces, buffers, strict=True) for name, view in _views(piece, buffer, header)}
 
 
@@ -141,7 +163,7 @@ def _read_piece(fd: int, begin: int, piece: Piece, *, whole: bool) -> Any:
     while view:
         count = os.preadv(fd, [view], at)
         if not count:
-            raise EOFError("the adapter's file is shorter than its header says")
+            raise EOFError(SHORT)
         view, at = view[count:], at + count
     return buffer
 

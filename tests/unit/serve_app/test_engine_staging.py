@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import struct
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from serve_app import engine_staging
-from serve_app.engine_staging import Door, Piece, StageRequest, Staging, StagingFailed, cut, stage
+from serve_app.engine_staging import Door, Piece, StageRequest, Staging, StagingFailed, cut, read_header, stage
 
 REQUEST = StageRequest("base:name@1", 7, "/somewhere")
 
@@ -117,6 +119,38 @@ def test_a_tensor_larger_than_a_piece_stands_alone():
 
 def test_a_file_without_tensors_has_no_pieces():
     assert cut({}, 50) == []
+
+
+def header_of(path: Path, content: bytes):
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        return read_header(file.fileno())
+
+
+def weights(about: dict, data: bytes = b"") -> bytes:
+    header = json.dumps(about).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def test_a_header_says_where_each_tensor_lies(tmp_path: Path):
+    about = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    content = weights(about | {"__metadata__": {"format": "pt"}}, b"12345678")
+    assert header_of(tmp_path / "file", content) == (len(content) - 8, about)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff" * 64,
+        struct.pack("<Q", 1 << 40) + b"{}",
+        weights({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 50]}}, b"12345678"),
+        b"short",
+        b"",
+    ],
+)
+def test_a_damaged_file_is_cut_off_and_no_lack_of_memory(tmp_path: Path, content: bytes):
+    with pytest.raises(EOFError):
+        header_of(tmp_path / "file", content)
 
 
 def test_a_staged_adapter_is_merged_once_and_another_as_ever(manager: Manager):
