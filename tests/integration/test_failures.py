@@ -28,14 +28,14 @@ SOON_S = 3.0
 
 
 @pytest.fixture
-def cold_again(stack: Stack, published: dict[str, str]) -> Callable[[int], dict[str, str]]:
-    """Adapters, name to sentence, that were asked for before and are in the store alone now."""
+def cold_again(stack: Stack, published: dict[str, str]) -> Callable[..., list[tuple[str, str]]]:
+    """Adapters, name and sentence, that were asked for before and are in the store alone now; by their places in the alphabet."""
 
-    def take(count: int) -> dict[str, str]:
-        names = sorted(published)[:count]
+    def take(*places: int) -> list[tuple[str, str]]:
+        names = [sorted(published)[place] for place in places]
         for name in names:
             stack.evict(name, "remote")
-        return {name: published[name] for name in names}
+        return [(name, published[name]) for name in names]
 
     return take
 
@@ -43,7 +43,7 @@ def cold_again(stack: Stack, published: dict[str, str]) -> Callable[[int], dict[
 @pytest.fixture
 async def on_disk(stack: Stack, ask, cold_again) -> tuple[str, str]:
     """An adapter that is on the node's disk and not in the engine: its name and its sentence."""
-    ((name, sentence),) = cold_again(1).items()
+    ((name, sentence),) = cold_again(0)
     await ask(f"demo:{name}")
     await asyncio.to_thread(stack.evict, name, "disk")
     return name, sentence
@@ -113,16 +113,16 @@ async def test_what_is_on_the_disk_is_served_while_the_store_hangs_by_this_repli
 
 
 async def test_an_answer_that_breaks_off_is_read_again(stack: Stack, ask, cold_again):
-    ((name, sentence),) = cold_again(1).items()
+    ((name, sentence),) = cold_again(0)
     stack.seaweed.proxy.lose_answer_next(1, method="GET", contains=f"blobs/{stack.digest(name)}/adapter_model")
     assert await ask(f"demo:{name}") == (f"demo:{name}@1", sentence)
 
 
 async def test_a_full_cache_refuses_what_is_cold_serves_what_is_there_and_is_over_when_there_is_room(
-    stack: Stack, ask, cold, on_disk
+    stack: Stack, ask, cold_again, on_disk
 ):
     here, sentence = on_disk
-    ((name, cold_sentence),) = cold(1).items()
+    ((name, cold_sentence),) = cold_again(1)
     with no_room(stack):
         error = await refusal(ask, f"demo:{name}")
         assert said(error) == (503, "storage_unavailable", None)
@@ -201,7 +201,7 @@ async def test_files_that_are_damaged_on_the_disk_and_in_the_store_are_corrupt_u
 
 
 async def test_a_node_cache_that_is_removed_under_the_feet_costs_fetches_and_no_answer(stack: Stack, ask, aclient, cold_again):
-    warm, gone, cold = cold_again(3).items()
+    warm, gone, cold = cold_again(0, 1, 2)
     for name, sentence in (warm, gone):
         assert await ask(f"demo:{name}") == (f"demo:{name}@1", sentence)
     await asyncio.to_thread(stack.evict, gone[0], "disk")
