@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,12 @@ def _encoded(used: Used) -> dict[str, Any]:
         "value": round(used.value, 6),
         "rank": adapter.rank,
         "num_modules": adapter.num_modules,
-        "files": [[file.name, file.size_bytes, file.sha256] for file in adapter.files],
+        "files": [asdict(file) for file in adapter.files],
     }
 
 
 def _decoded(row: dict[str, Any]) -> Used:
-    files = tuple(FileDigest(str(name), int(size), str(sha)) for name, size, sha in row["files"])
+    files = tuple(FileDigest(**file) for file in row["files"])
     ref = AdapterRef.parse(row["ref"])
     adapter = ResolvedAdapter(ref, content_digest(files), files, int(row["rank"]), int(row["num_modules"]))
     return Used(adapter, float(row["value"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -45,6 +45,11 @@ def row(stack, name: str, version: int = 1) -> dict[str, Any]:
 def state(stack, name: str, version: int = 1) -> tuple[str | None, str | None]:
     found = row(stack, name, version)
     return found.get("tier"), found.get("state")
+
+
+def production(stack, name: str) -> int:
+    rows = stack.get("/registry/v1/adapters?base=demo")["adapters"]
+    return next(row for row in rows if row["name"] == name)["aliases"]["production"]
 
 
 def fetches(stack) -> int:
@@ -141,11 +146,13 @@ def post(stack, path: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.fixture
-def second(cold, publish, artifacts) -> tuple[str, str, str]:
-    """An adapter with two versions, the first of them in production: its name and the sentences of both."""
+async def second(stack, registry: Registry, cold, publish, artifacts) -> AsyncIterator[tuple[str, str, str]]:
+    """An adapter with two versions, the first of them in production, also afterwards: its name and the sentences of both."""
     (one, sentence), (other, second_sentence) = cold(2).items()
-    publish(one, artifacts / "adapters" / other, promote=False)
-    return one, sentence, second_sentence
+    await asyncio.to_thread(publish, one, artifacts / "adapters" / other, promote=False)
+    yield one, sentence, second_sentence
+    await registry.promote("demo", one, "production", 1)
+    await asyncio.to_thread(stack.wait_until, lambda: production(stack, one) == 1)
 
 
 async def test_all_that_is_asked_after_a_promotion_is_answered_from_the_engine(stack, ask, aclient, second):

@@ -13,7 +13,7 @@ from serve_app.usage import MAX_ROWS, Used
 
 
 def used(name: str, value: float) -> Used:
-    files = (FileDigest("adapter_config.json", 2, "a" * 64), FileDigest("adapter_model.safetensors", 10, "b" * 64))
+    files = (FileDigest("adapter_config.json", 2, "a" * 64), FileDigest("adapter_model.safetensors", 10, "b" * 64, "c" * 64))
     return Used(ResolvedAdapter(AdapterRef("Qwen/Qwen3", name, 2), content_digest(files), files, 8, 4), value)
 
 
@@ -26,6 +26,11 @@ def test_what_was_used_comes_back_whole_and_the_busiest_first(path: Path):
     rows = [used("rare", 0.5), used("team/busy", 7.25), used("some", 3)]
     usage.write(path, rows)
     assert usage.read(path) == [rows[1], rows[2], rows[0]]
+
+
+def test_digests_by_parts_come_back_too(path: Path):
+    usage.write(path, [used("maze", 1)])
+    assert [file.tree for file in usage.read(path)[0].adapter.files] == [None, "c" * 64]
 
 
 def test_only_the_busiest_are_kept(path: Path):
@@ -48,7 +53,15 @@ def test_writing_leaves_nothing_beside_the_file(path: Path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"schema_version": 2, "adapters": []}', '{"schema_version": 1}', '{"schema_version": 1, "adapters": [{}]}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema_version": 2, "adapters": []}',
+        '{"schema_version": 1}',
+        '{"schema_version": 1, "adapters": [{}]}',
+        '{"schema_version": 1, "adapters": [{"ref": "b:n@1", "value": 1, "rank": 8, "num_modules": 1, "files": [{"sha": 1}]}]}',
+    ],
 )
 def test_a_file_that_makes_no_sense_is_as_none(path: Path, text: str):
     path.parent.mkdir(parents=True)
