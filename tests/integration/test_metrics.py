@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import urllib.request
 
-from tests.integration.stack import Stack
+from tests.integration.stack import SLOTS, Stack
 
 SAMPLE = re.compile(r"(loramux_\w+)\{(.*)\} (\S+)")
 REPORTED_WITHIN_S = 30  # processes hand their numbers on every ten seconds
@@ -28,12 +28,25 @@ async def test_store_calls_and_the_picture_of_the_registry_are_measured_on_the_w
     await ask(f"demo:{min(published)}")
     stack.wait_until(lambda: max(samples(stack, "loramux_registry_generation").values()) >= 1, REPORTED_WITHIN_S)
     stack.wait_until(lambda: max(samples(stack, "loramux_registry_adapters").values()) >= len(published), REPORTED_WITHIN_S)
-    listing = samples(stack, "loramux_store_calls_total", method="list", result="ok")
-    [gateway] = [process for process, calls in listing.items() if calls > 1]  # it polls
-    stack.wait_until(
-        lambda: samples(stack, "loramux_store_calls_total", method="get_range", result="ok").keys() - {gateway}, REPORTED_WITHIN_S
-    )
+
+    def polling() -> set[str]:
+        listing = samples(stack, "loramux_store_calls_total", method="list", result="ok")
+        return {process for process, calls in listing.items() if calls > 1}
+
+    def fetching() -> set[str]:
+        return set(samples(stack, "loramux_store_calls_total", method="get_range", result="ok"))
+
+    # the gateway and the replicas poll, and only replicas fetch
+    stack.wait_until(lambda: fetching() and fetching() < polling(), REPORTED_WITHIN_S)
     assert max(samples(stack, "loramux_store_call_seconds_count", method="list").values()) >= 1
+
+
+async def test_how_many_adapters_are_where_is_measured(stack: Stack, published, ask) -> None:
+    await ask(f"demo:{min(published)}")
+    stack.wait_until(lambda: max(samples(stack, "loramux_resident_adapters", tier="engine").values()) >= 1, REPORTED_WITHIN_S)
+    assert max(samples(stack, "loramux_resident_adapters", tier="disk").values()) >= 1
+    assert max(samples(stack, "loramux_slots").values()) == SLOTS
+    assert max(samples(stack, "loramux_cache_bytes").values()) > 0
 
 
 async def test_the_age_of_the_picture_is_seen_while_the_store_is_away(stack: Stack, published) -> None:
