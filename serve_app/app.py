@@ -9,10 +9,10 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.llm import LLMConfig, build_llm_deployment
 
-from serve_app.engine_vllm import WORKER_EXTENSION
+from serve_app.engine.vllm_engine import WORKER_EXTENSION
 from serve_app.ingress import Gateway
 from serve_app.replica import Replica
-from serve_app.router import router_config
+from serve_app.routing.router import router_config
 from serve_app.settings import (
     AutoscalingSettings,
     BaseModelSettings,

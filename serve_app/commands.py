@@ -55,7 +55,7 @@ def base_contract(
     from adapters.registry import Registry, codec
     from adapters.settings import read_registry_settings
     from adapters.store import open_store
-    from serve_app import base_contract as contracts
+    from serve_app.engine import base_contract as contracts
 
     if out and publish:
         raise typer.BadParameter("choose --out or --publish")

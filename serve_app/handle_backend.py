@@ -14,8 +14,8 @@ from ray.serve.handle import DeploymentHandle
 from adapters.errors import EngineUnavailable, InternalError, LoraMuxError, Overloaded
 from adapters.names import AdapterRef
 from gateway.backend import BaseInfo, LowerTier, Reply, ReplyHead, ResolvedRequest
-from serve_app import residency
 from serve_app.node_metrics import node_metrics
+from serve_app.residency import summary as residency
 
 RESIDENCY_TIMEOUT_S = 2.0
 EVICT_TIMEOUT_S = 30.0

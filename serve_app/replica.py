@@ -21,14 +21,14 @@ from adapters.registry import Registry
 from adapters.store import open_store
 from adapters.types import BaseContract, ResolvedAdapter, WarmTier
 from gateway.backend import ReplyHead, ResolvedRequest
-from serve_app import asgi_call
-from serve_app.base_contract import report
-from serve_app.engine_vllm import VllmEngine, translate_error
+from serve_app.engine import asgi_call
+from serve_app.engine.base_contract import report
+from serve_app.engine.vllm_engine import VllmEngine, translate_error
+from serve_app.engine.warmup import warm
 from serve_app.ray_meter import RayMeter
-from serve_app.resident import EvictTier, Outcome, Resident, ResidentOptions
+from serve_app.residency.resident import EvictTier, Outcome, Resident, ResidentOptions
 from serve_app.settings import ReplicaSettings
-from serve_app.slots import EngineSlots, SlotUse
-from serve_app.warmup import warm
+from serve_app.slots.engine_slots import EngineSlots, SlotUse
 
 log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ async def started(base: Path, options: dict[str, Any]) -> AsyncIterator[tuple[An
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from serve_app.engine_vllm import WORKER_EXTENSION, VllmEngine
+    from serve_app.engine.vllm_engine import WORKER_EXTENSION, VllmEngine
 
     arguments = AsyncEngineArgs(model=str(base), worker_extension_cls=WORKER_EXTENSION, **(ENGINE | options))
     client = AsyncLLM.from_engine_args(arguments)
@@ -87,8 +87,8 @@ async def describe(engine: Any, client: Any) -> dict[str, Any]:
     keys, and the modules that an adapter with all those keys fills."""
     from vllm.model_executor.model_loader.utils import get_model_architecture
 
-    from serve_app.engine_layers import Names
-    from serve_app.warmup import write_zero_adapter
+    from serve_app.engine.layers import Names
+    from serve_app.engine.warmup import write_zero_adapter
 
     contract = await engine.contract("toy")
     names = Names(get_model_architecture(client.model_config)[0], None)

@@ -13,7 +13,7 @@ MODULES = 4  # what an adapter of `tests.prepared` fills
 
 
 class ScriptedEngine:
-    """Fulfils `serve_app.slots.AdapterEngine`.
+    """Fulfils `serve_app.slots.engine_slots.AdapterEngine`.
 
     `capacity` places; `loads` and `removals` in order; `failing` refs are refused as the real engine refuses, and so are files
     whose content is in `broken`; `gate`, when set to a cleared event, holds every load until the event is set.

@@ -27,9 +27,9 @@ from adapters.types import By, LocalAdapter, ResolvedAdapter, WarmTier
 from gateway.backend import BaseInfo, ReplyHead, ResolvedRequest
 from serve_app.app import ONE_LOOP
 from serve_app.handle_backend import HandleBackend
-from serve_app.resident import EvictTier, Resident, ResidentOptions
-from serve_app.router import router_config
-from serve_app.slots import EngineSlots
+from serve_app.residency.resident import EvictTier, Resident, ResidentOptions
+from serve_app.routing.router import router_config
+from serve_app.slots.engine_slots import EngineSlots
 from tests.prepared import prepared
 from tests.scripted_engine import ScriptedEngine
 

@@ -14,7 +14,7 @@ from adapters.errors import AdapterIncompatible
 from adapters.names import AdapterRef
 from adapters.types import WEIGHTS_FILE, FileDigest, LocalAdapter, ResolvedAdapter
 from serve_app.simulation.jumping_clock import JumpingLoop
-from serve_app.slots import EngineSlots
+from serve_app.slots.engine_slots import EngineSlots
 
 
 def adapter(name: str, version: int = 1, num_modules: int = 4, size_bytes: int = 1) -> ResolvedAdapter:

@@ -50,7 +50,7 @@ def thrash(requests: Annotated[int, typer.Option(help="Requests in each run.")] 
     """More busy adapters than an engine has places. Seconds."""
     from serve_app.simulation.thrash import table
 
-    alarms = logging.getLogger("serve_app.slots")
+    alarms = logging.getLogger("serve_app.slots.engine_slots")
     level = alarms.level
     alarms.setLevel(logging.ERROR)  # the thrash alarm would come each minute of the clock that jumps
     try:

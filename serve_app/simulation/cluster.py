@@ -12,8 +12,8 @@ from functools import cache
 from adapters.cache.policy import CacheEntry, choose_victims, used_again
 from adapters.names import AdapterRef
 from adapters.popularity import Popularity
-from serve_app.placement import Reported
-from serve_app.places import HALF_LIFE_USES, Slot, choose_least
+from serve_app.routing.placement import Reported
+from serve_app.slots.places import HALF_LIFE_USES, Slot, choose_least
 
 
 @dataclass(frozen=True, slots=True)

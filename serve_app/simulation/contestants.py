@@ -12,8 +12,8 @@ from typing import Protocol
 
 from adapters.names import AdapterRef
 from adapters.popularity import Popularity
-from serve_app.places import HALF_LIFE_USES, Slot, choose_least
 from serve_app.simulation.traces import Trace
+from serve_app.slots.places import HALF_LIFE_USES, Slot, choose_least
 
 
 class Contestant(Protocol):

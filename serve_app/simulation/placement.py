@@ -15,7 +15,7 @@ from serve_app.simulation.routers import Affinity, Multiplex, Router
 from serve_app.simulation.traces import zipf
 
 TURN_S = 0.05  # between two tries of a request that got no replica
-REPORT_LAG_S = 1.5  # as in `serve_app.router`
+REPORT_LAG_S = 1.5  # as in `serve_app.routing.router`
 SEED = 1
 HEAT_UP = 0.4  # the share of a trace that is not counted: at first everything is cold
 

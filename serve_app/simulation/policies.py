@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from adapters.cache.policy import CacheEntry, choose_victims, used_again
-from serve_app.places import HALF_LIFE_USES
 from serve_app.simulation.contestants import CONTESTANTS, Lrfu, misses
 from serve_app.simulation.traces import SHAPES, Trace, zipf
+from serve_app.slots.places import HALF_LIFE_USES
 
 SEED = 1
 SIZES = ((4, 10), (4, 100), (16, 100), (16, 1000), (64, 100), (64, 1000))  # places, adapters

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from serve_app.placement import Placement, Reported
+from serve_app.routing.placement import Placement, Reported
 from serve_app.simulation.cluster import Replica, Request, name_of
 
 MOST_RUNNING = 256  # `bases[].max_ongoing_requests`

@@ -16,7 +16,7 @@ from adapters.types import LocalAdapter, ResolvedAdapter
 from serve_app.simulation.cluster import ref_of
 from serve_app.simulation.jumping_clock import JumpingLoop
 from serve_app.simulation.traces import zipf
-from serve_app.slots import EngineSlots
+from serve_app.slots.engine_slots import EngineSlots
 
 SLOTS = 8
 CLIENTS = 64  # each asks again as soon as it has its answer

@@ -17,7 +17,7 @@ from adapters.names import AdapterRef
 from adapters.registry import Registry
 from adapters.store import open_store
 from adapters.types import By, Directive
-from serve_app.resident import SAVE_EVERY_S
+from serve_app.residency.resident import SAVE_EVERY_S
 
 BY = By("tests")
 RESTART_S = 120

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from serve_app import asgi_call
+from serve_app.engine import asgi_call
 
 
 @pytest.fixture

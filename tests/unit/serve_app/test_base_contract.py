@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from adapters.errors import InvalidRequest, VersionConflict
 from adapters.registry import Registry
 from adapters.types import BaseContract, ModuleShape
-from serve_app.base_contract import (
+from serve_app.commands import app
+from serve_app.engine.base_contract import (
     INDEX_FILE,
     check_folder,
     check_headers,
@@ -26,9 +27,8 @@ from serve_app.base_contract import (
     report,
     stored_tensors,
 )
-from serve_app.commands import app
-from serve_app.engine_layers import _out_features, _parts
-from serve_app.warmup import write_zero_adapter
+from serve_app.engine.layers import _out_features, _parts
+from serve_app.engine.warmup import write_zero_adapter
 from tests.fake_store import FakeStore
 
 Q = "model.layers.0.self_attn.q_proj"

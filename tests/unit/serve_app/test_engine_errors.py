@@ -8,8 +8,8 @@ import pytest
 
 from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, Overloaded
 from adapters.names import AdapterRef
-from serve_app.engine_staging import StagingFailed
-from serve_app.engine_vllm import translate_error, translate_load_error
+from serve_app.engine.staging import StagingFailed
+from serve_app.engine.vllm_engine import translate_error, translate_load_error
 
 REF = AdapterRef("demo", "parrot", 1)
 

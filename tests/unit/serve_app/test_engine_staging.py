@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve_app import engine_staging
-from serve_app.engine_staging import Door, Piece, StageRequest, Staging, StagingFailed, cut, read_header, stage
+from serve_app.engine import staging as engine_staging
+from serve_app.engine.staging import Door, Piece, StageRequest, Staging, StagingFailed, cut, read_header, stage
 
 REQUEST = StageRequest("base:name@1", 7, "/somewhere")
 

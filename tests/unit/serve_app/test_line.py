@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from serve_app.line import Line
+from serve_app.slots.line import Line
 
 
 class Person:

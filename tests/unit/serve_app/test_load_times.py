@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.load_times import FIRST_GUESS_S, LoadTimes
+from serve_app.slots.load_times import FIRST_GUESS_S, LoadTimes
 
 
 def test_before_anything_was_measured_there_is_a_guess():

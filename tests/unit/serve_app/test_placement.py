@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.types import Directive
-from serve_app.placement import OUT_OF_REACH, Choice, Placement, Reported, assigned, ranks_of
+from serve_app.routing.placement import OUT_OF_REACH, Choice, Placement, Reported, assigned, ranks_of
 
 ROOM = 8
 REF = "demo:gold@1"

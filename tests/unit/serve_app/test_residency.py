@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.residency import UNKNOWN, summed
+from serve_app.residency.summary import UNKNOWN, summed
 
 
 def row(rank: int, **adapters: tuple[str, int]) -> dict:

@@ -21,9 +21,9 @@ from adapters.registry import Registry
 from adapters.registry.view import RegistryView
 from adapters.settings import CacheSettings
 from adapters.types import By, Directive, ResolvedAdapter
-from serve_app import resident as room
-from serve_app.resident import Resident, ResidentOptions
-from serve_app.slots import EngineSlots
+from serve_app.residency import resident as room
+from serve_app.residency.resident import Resident, ResidentOptions
+from serve_app.slots.engine_slots import EngineSlots
 from tests.fake_store import FakeStore
 from tests.prepared import prepared
 from tests.recorded_meter import RecordedMeter

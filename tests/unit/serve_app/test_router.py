@@ -15,7 +15,7 @@ from ray.serve.request_router import PendingRequest
 from adapters.names import AdapterRef
 from adapters.types import ResolvedAdapter
 from gateway.backend import ResolvedRequest
-from serve_app.router import AffinityRouter
+from serve_app.routing.router import AffinityRouter
 
 ROOM = 8
 MOST = 32
@@ -117,7 +117,7 @@ async def test_what_other_routers_sent_counts_and_fades_until_it_is_heard_again(
     busy, *_ = traffic.replicas
     traffic.router.on_new_queue_len_info(busy.replica_id, 9)
     assert busy.replica_id.unique_id not in await traffic.ask_all(None, 12)
-    monkeypatch.setattr("serve_app.router.FADE_S", 0.001)
+    monkeypatch.setattr("serve_app.routing.router.FADE_S", 0.001)
     await asyncio.sleep(0.002)
     assert (await traffic.ask_all(None, 3))[busy.replica_id.unique_id] == 3
 
@@ -197,7 +197,7 @@ async def test_an_owner_that_can_not_be_reached_is_left_alone_for_a_while(traffi
     first, second, _ = traffic.owners("gold")
     traffic.router.on_replica_actor_unavailable(first.replica_id)
     assert await traffic.ask("gold") == second.replica_id.unique_id
-    monkeypatch.setattr("serve_app.router.DOUBT_S", 0)
+    monkeypatch.setattr("serve_app.routing.router.DOUBT_S", 0)
     traffic.router.on_replica_actor_unavailable(first.replica_id)
     traffic.update()
     assert await traffic.ask("silver") is not None

@@ -11,7 +11,7 @@ from adapters.errors import AdapterLoading, Overloaded
 from adapters.metrics import LOAD_SECONDS, LOADS, RELOADS, SLOT_EVICTIONS
 from adapters.names import AdapterRef
 from adapters.types import LocalAdapter
-from serve_app.slots import SlotUse
+from serve_app.slots.engine_slots import SlotUse
 from tests.recorded_meter import RecordedMeter
 from tests.slots_bench import Bench, StrictEngine, adapter, on_a_jumping_clock
 

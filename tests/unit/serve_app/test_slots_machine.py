@@ -12,7 +12,7 @@ from adapters.errors import AdapterIncompatible, AdapterLoading, Overloaded, Sto
 from adapters.names import AdapterRef
 from adapters.types import LocalAdapter
 from serve_app.simulation.jumping_clock import JumpingLoop
-from serve_app.slots import EngineSlots
+from serve_app.slots.engine_slots import EngineSlots
 from tests.slots_bench import Bench, StrictEngine, adapter
 
 NAMES = [f"n{index}" for index in range(6)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.thrash import ThrashWatch
+from serve_app.slots.thrash import ThrashWatch
 
 
 def alternate(watch: ThrashWatch, loads: int, start_s: float = 0.0) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.errors import AdapterIncompatible, AdapterLoading, LoraMuxError, StoreUnreachable
 from adapters.names import AdapterRef
-from serve_app.untold import MAX_KEPT, TOLD_FOR_S, Untold
+from serve_app.slots.untold import MAX_KEPT, TOLD_FOR_S, Untold
 from tests.slots_bench import Bench, adapter
 
 BAD = adapter("bad")

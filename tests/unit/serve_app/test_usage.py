@@ -8,8 +8,8 @@ import pytest
 
 from adapters.names import AdapterRef
 from adapters.types import FileDigest, ResolvedAdapter, content_digest
-from serve_app import usage
-from serve_app.usage import MAX_ROWS, Used
+from serve_app.residency import usage
+from serve_app.residency.usage import MAX_ROWS, Used
 
 
 def used(name: str, value: float) -> Used:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from adapters.names import AdapterRef
 from adapters.registry.moments import at_unix
 from adapters.types import AdapterEntry, Directive, FileDigest, PendingMove, ResolvedAdapter, VersionEntry
-from serve_app.wishes import NO_SLOT, TOO_MANY_PINS, Seat, Wish, choose, of_publication, of_use, wishes_of
+from serve_app.residency.wishes import NO_SLOT, TOO_MANY_PINS, Seat, Wish, choose, of_publication, of_use, wishes_of
 
 NOW_S = 1_800_000_000.0
 ALONE = Seat(rank=0, world_size=1, slots=4)

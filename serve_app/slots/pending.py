@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from adapters.names import AdapterRef
 from adapters.types import ResolvedAdapter
 from gateway.backend import Tier
-from serve_app.places import Slot
+from serve_app.slots.places import Slot
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from adapters.names import AdapterRef
 from adapters.registry.directives import active, versions_of
 from adapters.registry.moments import unix_s
 from adapters.types import AdapterEntry, Directive, PendingMove, ResolvedAdapter, WarmTier
-from serve_app.placement import assigned
+from serve_app.routing.placement import assigned
 
 Cause = Literal["promote", "pin", "prewarm", "use", "publish"]
 CAUSES: tuple[Cause, ...] = ("promote", "pin", "prewarm", "use", "publish")  # the most urgent first

@@ -31,12 +31,12 @@ from adapters.names import AdapterRef
 from adapters.popularity import Popularity
 from adapters.types import LocalAdapter, ResolvedAdapter
 from gateway.backend import Load, Tier
-from serve_app.line import Line
-from serve_app.load_times import LoadTimes
-from serve_app.pending import Pending
-from serve_app.places import Places, Slot
-from serve_app.thrash import ThrashWatch
-from serve_app.untold import Untold
+from serve_app.slots.line import Line
+from serve_app.slots.load_times import LoadTimes
+from serve_app.slots.pending import Pending
+from serve_app.slots.places import Places, Slot
+from serve_app.slots.thrash import ThrashWatch
+from serve_app.slots.untold import Untold
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from adapters.cache import AdapterCache, Lease
 from adapters.errors import AdapterRefused, InternalError, LoraMuxError
 from adapters.names import AdapterRef
 from adapters.types import ResolvedAdapter, WarmTier
-from serve_app.slots import EngineSlots
-from serve_app.wishes import TOO_MANY_PINS, Wanted, Wish
+from serve_app.residency.wishes import TOO_MANY_PINS, Wanted, Wish
+from serve_app.slots.engine_slots import EngineSlots
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from ray.serve.request_router import (
 
 from adapters.types import ResolvedAdapter
 from gateway.backend import ResolvedRequest
-from serve_app.placement import OUT_OF_REACH, Placement, Reported
+from serve_app.routing.placement import OUT_OF_REACH, Placement, Reported
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ FADE_S = 2.0  # what a replica said of other routers' requests counts less and l
 def router_config(room: int, stats_period_s: float) -> RequestRouterConfig:
     """What a base's deployment needs to be called through this router."""
     return RequestRouterConfig(
-        request_router_class="serve_app.router.AffinityRouter",
+        request_router_class="serve_app.routing.router.AffinityRouter",
         request_router_kwargs={"room": room},
         request_routing_stats_period_s=stats_period_s,
         max_backoff_s=MAX_BACKOFF_S,

@@ -10,9 +10,9 @@ from pathlib import Path
 from adapters.errors import EngineUnavailable
 from adapters.names import AdapterRef
 from adapters.types import CONFIG_FILE, WEIGHTS_FILE, BaseContract, LocalAdapter, ModuleShape
-from serve_app import asgi_call
-from serve_app.engine_layers import GATE_UP
-from serve_app.engine_vllm import VllmEngine
+from serve_app.engine import asgi_call
+from serve_app.engine.layers import GATE_UP
+from serve_app.engine.vllm_engine import VllmEngine
 
 WARM_INT_ID = 999
 # Prompts of one token, of some, and several at once take different ways through an engine.

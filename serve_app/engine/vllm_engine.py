@@ -1,8 +1,8 @@
 """The engine as a replica sees it: vLLM's OpenAI layer and its LoRA calls (0.29).
 
-What is known of vLLM's insides lies in the files `engine_*` alone: `engine_worker` and `engine_staging` run in its workers,
-`engine_layers` reads its layers. `tests/integration/test_contracts_engine.py` says what is relied on. The engine client, the app
-state and the arguments come from `serve_app.replica`, the one file that knows Ray LLM's insides.
+What is known of vLLM's insides lies in this package alone: `worker` and `staging` run in its workers, `layers` reads its layers.
+`tests/integration/test_contracts_engine.py` says what is relied on. The engine client, the app state and the arguments come from
+`serve_app.replica`, the one file that knows Ray LLM's insides.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import msgspec
 from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalError, InvalidRequest, LoraMuxError, Overloaded
 from adapters.names import AdapterRef
 from adapters.types import BaseContract, LocalAdapter
-from serve_app.engine_layers import Modules, describe_base
-from serve_app.engine_staging import StageRequest, StagingFailed, lora_request, stage
+from serve_app.engine.layers import Modules, describe_base
+from serve_app.engine.staging import StageRequest, StagingFailed, lora_request, stage
 
-WORKER_EXTENSION = "serve_app.engine_worker.WorkerExtension"
+WORKER_EXTENSION = "serve_app.engine.worker.WorkerExtension"
 # Of a worker's error only the text comes back: what torch says of the device, of pinned and of plain memory, and the system.
 _NO_MEMORY = re.compile("out of memory|(can't|cannot|unable to) allocate", re.IGNORECASE)
 NO_MEMORY_RETRY_S = 5.0

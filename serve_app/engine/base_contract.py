@@ -71,15 +71,15 @@ def describe(source: str, base: str, engine: Mapping[str, Any] | None = None) ->
     options = {key: value for key, value in (engine or {}).items() if key in DECISIVE}
     options.setdefault("max_lora_rank", DEFAULT_MAX_RANK)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from serve_app import engine_layers
+    from serve_app.engine import layers
 
     config = _engine_config(source, options)
     model = _without_weights(config)
-    modules = engine_layers.modules_of_model(model, config)
-    contract = engine_layers.describe_base(base, config.model_config, options["max_lora_rank"], modules)
+    modules = layers.modules_of_model(model, config)
+    contract = layers.describe_base(base, config.model_config, options["max_lora_rank"], modules)
     if not Path(source).is_dir():
         return Described(contract, ("the weights' headers were not looked at: the source is no folder",))
-    return Described(contract, check_headers(stored_tensors(Path(source)), contract, engine_layers.Names(model, None).after))
+    return Described(contract, check_headers(stored_tensors(Path(source)), contract, layers.Names(model, None).after))
 
 
 def engine_arguments(

@@ -11,7 +11,7 @@ from adapters.cache import Lease
 from adapters.errors import Overloaded
 from adapters.names import AdapterRef
 from adapters.popularity import Popularity
-from serve_app.line import Line
+from serve_app.slots.line import Line
 
 HALF_LIFE_USES = 8  # for each place; README.md of this package says how it was chosen
 

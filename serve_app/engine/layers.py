@@ -1,6 +1,6 @@
 """vLLM's layers by Hugging Face's names (0.29): which modules take LoRA, with which shapes, and which of them an adapter fills.
 
-`serve_app.engine_vllm` says what the file knows and where the other half of that knowledge lies.
+`serve_app.engine.vllm_engine` says what the file knows and where the other half of that knowledge lies.
 """
 
 from __future__ import annotations

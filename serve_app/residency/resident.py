@@ -27,11 +27,11 @@ from adapters.registry import Registry
 from adapters.registry.moments import unix_s
 from adapters.registry.view import RegistryView
 from adapters.types import AdapterEntry, ResolvedAdapter, WarmTier
-from serve_app import usage
-from serve_app.follower import Account, Follower
-from serve_app.mending import Mender
-from serve_app.slots import EngineSlots, SlotUse
-from serve_app.wishes import Seat, Wish, choose, of_publication, of_use, wishes_of
+from serve_app.residency import usage
+from serve_app.residency.follower import Account, Follower
+from serve_app.residency.mending import Mender
+from serve_app.residency.wishes import Seat, Wish, choose, of_publication, of_use, wishes_of
+from serve_app.slots.engine_slots import EngineSlots, SlotUse
 
 log = logging.getLogger(__name__)
 

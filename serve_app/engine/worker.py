@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from serve_app.engine_layers import Modules, landed_modules, lora_modules
-from serve_app.engine_staging import STAGED_AT_ONCE, AdapterFile, Door, StageRequest, Staging, lora_request, reserve
+from serve_app.engine.layers import Modules, landed_modules, lora_modules
+from serve_app.engine.staging import STAGED_AT_ONCE, AdapterFile, Door, StageRequest, Staging, lora_request, reserve
 
 MOST_OF_FREE_MEMORY = 0.25  # of the host, for pinned buffers
 SWITCH_INTERVAL_S = 0.0005  # a thread that reads ahead gives way to the engine's loop ten times sooner than by default

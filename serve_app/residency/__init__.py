@@ -1,0 +1,1 @@
+"""What a replica holds and should hold, and what all of them hold together."""

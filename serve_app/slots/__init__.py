@@ -1,0 +1,1 @@
+"""The places of one engine: who sits there, who waits, who goes."""
