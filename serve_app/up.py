@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -84,7 +85,7 @@ def _start(settings: Settings, state: Path, stack: contextlib.ExitStack, demo: b
         with _step("demo base and adapters"):
             _make_demo(state / "demo")
     with _step("Ray"):
-        _start_ray(stack)
+        _start_ray(settings, stack)
         run_file.save()
     with _step(f"gateway and {', '.join(base.id for base in settings.bases)}"):
         _start_serve(settings)
@@ -134,14 +135,20 @@ def _make_demo(folder: Path) -> None:
         raise InvalidRequest(f"the demo base could not be made: {made.stderr.strip().splitlines()[-1:] or made.returncode}")
 
 
-def _start_ray(stack: contextlib.ExitStack) -> None:
+def ray_cpus(settings: Settings) -> int:
+    """The CPUs of Ray's count that gateways and replicas take, at most: a replica and its engine one each, and one to spare."""
+    replicas = [base.replicas if isinstance(base.replicas, int) else base.replicas.max_replicas for base in settings.bases]
+    return math.ceil(settings.gateway.replicas * settings.gateway.num_cpus) + 2 * sum(replicas) + 1
+
+
+def _start_ray(settings: Settings, stack: contextlib.ExitStack) -> None:
     os.environ.update({name: value for name, value in serve_environment().items() if name not in os.environ})
     import ray
 
     # Each replica takes a CPU of Ray's count; with fewer than it needs, Serve would wait for ever without a word.
     ray.init(
         address="local",
-        num_cpus=max(MIN_RAY_CPUS, os.cpu_count() or 1),
+        num_cpus=max(MIN_RAY_CPUS, ray_cpus(settings), os.cpu_count() or 1),
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=True,
