@@ -12,6 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,13 @@ class Stack:
         """The digest of version 1 of an adapter of `demo`."""
         rows = self.get("/registry/v1/adapters?base=demo")["adapters"]
         return next(row for row in rows if row["name"] == name)["versions"][0]["digest"]
+
+    def alone(self, names: Iterable[str]) -> list[str]:
+        """Those of the adapters, in order, whose content no other has: what shares its files can't be taken off the disk."""
+        rows = self.get("/registry/v1/adapters?base=demo")["adapters"]
+        shared = Counter(version["digest"] for row in rows for version in row["versions"])
+        first = {row["name"]: row["versions"][0]["digest"] for row in rows}
+        return [name for name in sorted(names) if shared[first[name]] == 1]
 
     def on_disk(self, name: str) -> Path:
         """Where the node cache keeps that version, if it does."""

@@ -48,7 +48,7 @@ def attempts(door: CountingProxy) -> Callable[[], int]:
 @pytest.fixture
 def one_cold(stack: Stack, published: dict[str, str]) -> tuple[str, str]:
     """An adapter that is in the store alone: its name and its sentence."""
-    name = sorted(published)[0]
+    name = stack.alone(published)[0]
     stack.evict(name, "remote")
     return name, published[name]
 

@@ -32,7 +32,7 @@ def cold_again(stack: Stack, published: dict[str, str]) -> Callable[..., list[tu
     """Adapters, name and sentence, that were asked for before and are in the store alone now; by their places in the alphabet."""
 
     def take(*places: int) -> list[tuple[str, str]]:
-        names = [sorted(published)[place] for place in places]
+        names = [stack.alone(published)[place] for place in places]
         for name in names:
             stack.evict(name, "remote")
         return [(name, published[name]) for name in names]
