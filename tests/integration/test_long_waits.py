@@ -30,10 +30,12 @@ def body(model: str, *, stream: bool = False) -> dict:
 
 
 def ask(stack: Stack, model: str, *, stream: bool = False, **headers: str) -> tuple[httpx.Response, float]:
-    """The whole answer, and how many seconds it took."""
-    began = time.monotonic()
-    answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body(model, stream=stream), headers=headers, timeout=60)
-    return answer, time.monotonic() - began
+    """The whole answer, and how many seconds it took; on a connection that is there, or the client's own start would count."""
+    with httpx.Client(base_url=stack.url, timeout=60) as client:
+        client.get("/healthz").raise_for_status()
+        began = time.monotonic()
+        answer = client.post("/v1/chat/completions", json=body(model, stream=stream), headers=headers)
+        return answer, time.monotonic() - began
 
 
 def test_the_limit_on_time_is_kept_within_100_ms_before_an_answer_and_in_a_stream_that_began(stack: Stack, slow_cold: str):
