@@ -148,7 +148,7 @@ async def ask(setting: Setting, material: Material, small: Small, options: argpa
         page = await spread(options.requests, lambda: get(http, "/v1/models?limit=100"))
         resolve = await resolving(http, [f"demo:team-{n % 100:02d}/adapter-{n:05d}@2" for n in numbers])
         publish, seen = await publishing(http, setting, material)
-        promote = timed_s(lambda: setting.must("promote", "demo:team-00/adapter-00000", "2"))
+        promote = timed_s(lambda: setting.must("promote", "demo:team-00/adapter-00000", "2", "--now"))
         fresh = (await spread(1, lambda: get(http, "/v1/models")))[0]
         settled = await settled_mb(gateway)
         control = await cost_of(http, gateway, ["demo:team-00/ghost"] * options.invented)
@@ -166,7 +166,7 @@ async def ask(setting: Setting, material: Material, small: Small, options: argpa
         Figure("control: the same, p99", percentile(small.resolve_ms, 0.99), "ms"),
         Figure("loramux publish, the command", publish, "s"),
         Figure("publication, from the command's end until the gateway shows it", seen, "s", 1.5),
-        Figure("loramux promote, the command", promote, "s"),
+        Figure("loramux promote --now, the command", promote, "s"),
         Figure("loramux list, the command", listing, "s"),
         Figure("loramux list 'team-07/*', the command", filtered, "s"),
         Figure("memory of the gateway's process", settled, "MB"),

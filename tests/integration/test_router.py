@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from serve_app.routing.router import FADE_S
 from tests.scripted_replicas import ROOM, Answer, Cluster
 
 REPLICAS = 3
@@ -31,7 +32,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 async def settled(cluster: Cluster):
-    """Three replicas that answer, idle."""
+    """Three replicas that answer, idle, and no router that still counts what they were busy with."""
 
     async def idle() -> bool:
         rows = await cluster.rows()
@@ -39,6 +40,7 @@ async def settled(cluster: Cluster):
 
     await cluster.until(idle, 40)
     await cluster.reported()
+    await asyncio.sleep(FADE_S)
     return cluster
 
 

@@ -917,7 +917,7 @@ async def test_sweep_spares_a_running_fetch_and_clears_idle_lock_files(
         await cache.lease(gone)
     store.gate = asyncio.Event()
     waiter = asyncio.create_task(cache.lease(running))
-    await until(lambda: store.running > 0)
+    await until(lambda: store.running > 0 and half_written(tmp_path) == [running.digest])
     assert await neighbour.sweep() == 0
     assert half_written(tmp_path) == [running.digest]
     store.gate.set()
