@@ -13,6 +13,7 @@ from serve_app.routing.router import FADE_S
 from tests.scripted_replicas import ROOM, Answer, Cluster
 
 REPLICAS = 3
+EIGHT = 8
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +180,23 @@ async def test_replicas_that_are_replaced_under_traffic_lose_no_request(settled)
     answers = [answer for one in await asyncio.gather(*traffic) for answer in one]
     assert not errors(answers)
     assert before.isdisjoint({row["replica"] for row in await settled.rows()})
+
+
+async def test_eight_replicas_load_each_of_many_cold_adapters_once_and_lose_nothing_when_one_dies(settled):
+    await asyncio.to_thread(settled.run, EIGHT)
+
+    async def all_there() -> bool:
+        return [row["rank"] for row in await settled.rows()] == list(range(EIGHT))
+
+    await settled.until(all_there, 120)
+    await settled.reported()
+    adapters = [await settled.publish(f"eight-{number}") for number in range(3 * EIGHT)]
+    asked = await asyncio.gather(*(settled.door.ask.remote(adapter, 4) for adapter in adapters))
+    assert not errors([answer for answers in asked for answer in answers])
+    assert [(len(replicas(answers)), leaders(answers)) for answers in asked] == [(1, 1)] * len(adapters)
+    assert len(replicas([answer for answers in asked for answer in answers])) == EIGHT
+
+    running = [settled.door.ask.remote(adapter, 2, 2) for adapter in adapters]
+    await asyncio.sleep(0.7)
+    os.kill((await settled.rows())[0]["pid"], signal.SIGKILL)
+    assert not errors([answer for one in await asyncio.gather(*running) for answer in one])
