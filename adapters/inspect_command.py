@@ -67,24 +67,23 @@ def as_data(seen: Inspection) -> dict[str, Any]:
 
 def render(seen: Inspection, name: str) -> Iterator[RenderableType]:
     """The inspection for people: the verdict, each refusal with value, limit and way out, then what would be rewritten."""
-    from rich.markup import escape
     from rich.text import Text
 
     verdict = "can be published" if seen.is_publishable else f"would be refused ({len(seen.findings)})"
     style = "bold green" if seen.is_publishable else "bold red"
     yield Text.assemble((name, "bold"), " ", (verdict, style))
     if seen.num_modules:
-        yield escape(_summary(seen))
+        yield Text(_summary(seen))
     if seen.findings:
         yield _findings_table(seen)
     for rule in seen.rules:
-        mark = "[bold red]lossy[/]" if rule.lossy else "[cyan]rewrite[/]"
-        yield f"  {mark} {escape(rule.name)} ({rule.count})"
+        mark = ("lossy", "bold red") if rule.lossy else ("rewrite", "cyan")
+        yield Text.assemble("  ", mark, f" {rule.name} ({rule.count})")
     for warning in seen.warnings:
         style = "bold red" if warning.startswith("LOSSY") else "yellow"
-        yield f"  [{style}]warning[/] {escape(warning)}"
+        yield Text.assemble("  ", ("warning", style), f" {warning}")
     if seen.digest:
-        yield f"  digest {seen.digest}"
+        yield Text(f"  digest {seen.digest}")
 
 
 def _findings_table(seen: Inspection) -> RenderableType:

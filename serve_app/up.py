@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from adapters.errors import InvalidRequest, LoraMuxError
 from serve_app import probe
@@ -68,7 +69,7 @@ def run(config: Path, state: Path, *, demo: bool) -> None:
             _start(settings, state, stack, demo)
             _watch(settings, RunFile(state / "run.json"))
     except LoraMuxError as error:
-        console.print(f"[red]can't start:[/red] {error}")
+        console.print(Text.assemble(("can't start:", "red"), f" {error}"))
         sys.exit(1)
     except Stopped:
         console.print("stopped")
@@ -196,7 +197,7 @@ def _welcome(settings: Settings, answers: dict[str, str], demo: bool) -> None:
     address, base = probe.url(settings.gateway), settings.bases[0].id
     adapter = f"{base}:parrot" if demo else base
     spoken = "; ".join(f"{name} says: {answer}" for name, answer in answers.items())
-    console.print(f"\n[bold]LoraMux is up:[/bold] {address}   ({spoken})\n\nTry:\n")
+    console.print(Text.assemble("\n", ("LoraMux is up:", "bold"), f" {address}   ({spoken})\n\nTry:\n"))
     console.print(
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f'    -d \'{{"model": "{adapter}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n',

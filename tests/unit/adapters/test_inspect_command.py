@@ -25,19 +25,21 @@ def contract_file(tmp_path):
     return path
 
 
-def printed(folder, contract_file, **options):
+def printed(folder, contract_file, *, markup=True, **options):
     out = io.StringIO()
-    good = inspect_folder(folder, contract_file, options=PublishOptions(**options), console=Console(file=out, width=200))
+    console = Console(file=out, width=200, markup=markup)
+    good = inspect_folder(folder, contract_file, options=PublishOptions(**options), console=console)
     return good, out.getvalue()
 
 
-def test_a_good_adapter_is_summed_up_with_its_rewrites(tmp_path, contract_file):
-    good, text = printed(plain().write(tmp_path / "tuned"), contract_file)
+@pytest.mark.parametrize("markup", [True, False])
+def test_a_good_adapter_is_summed_up_with_its_rewrites_on_any_console(markup, tmp_path, contract_file):
+    good, text = printed(plain().write(tmp_path / "tuned"), contract_file, markup=markup)
 
     assert good
     assert "tuned can be published" in text
     assert "rank 4, alpha 16, 14 modules" in text
-    assert "rewrite cast (28)" in text
+    assert "\n  rewrite cast (28)\n" in text
 
 
 def test_a_refusal_shows_value_limit_and_way_out(tmp_path, contract_file):
