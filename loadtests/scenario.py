@@ -127,11 +127,13 @@ class Change(Strict):
     every_s: float | None = Field(None, gt=0)
     count: int = Field(1, ge=1)
     tier: Tier = "remote"
+    asked_after_s: float = Field(2.0, ge=0, description="no load asks for what `publish` adds until so long after it began")
 
 
 class Phase(Strict):
     """`put` says in which tier each pool is when the phase begins; the harness sets it, checks it, and only then sends.
-    `only` names the peers that take part; one that can't put a pool where it has to be is left out by itself."""
+    `only` names the peers that take part; one that can't put a pool where it has to be is left out by itself. `count_loads`
+    asks peers whose answers don't tell how many adapters they loaded meanwhile; that takes them half a minute."""
 
     name: str
     put: dict[str, Tier] = {}
@@ -139,6 +141,7 @@ class Phase(Strict):
     changes: tuple[Change, ...] = ()
     store: StoreShape | None = None
     only: tuple[str, ...] = PEERS
+    count_loads: bool = False
 
 
 class Aim(Strict):
