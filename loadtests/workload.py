@@ -135,7 +135,7 @@ def _adapters(
     order = list(range(count))
     if power:
         dice.shuffle(order)
-    waiting, turn, era, chosen = list(coming), 0, 0, []
+    waiting, era, chosen = list(coming), 0, []
     for when_s in at_s:
         if popularity.churn_every_s and (now := int(when_s // popularity.churn_every_s)) > era:
             era = now
@@ -147,8 +147,8 @@ def _adapters(
         elif power:
             chosen.append(dice.choices(order, [place**-popularity.alpha for place in range(1, len(order) + 1)])[0])
         else:
-            chosen.append(order[turn % len(order)])
-            turn += 1
+            order.append(order.pop(0))
+            chosen.append(order[-1])
     return chosen
 
 

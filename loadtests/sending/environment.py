@@ -10,18 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from loadtests.sending.sent import SenderFailed
+
 LOCK = Path(__file__).with_name("aiperf.lock")
 WORK = Path(".loramux/bench")
 COMMAND = "LORAMUX_AIPERF"
 
 
-class NotPrepared(Exception):
-    """aiperf could not be installed; says how pip ended."""
-
-
 def prepare(work: Path = WORK) -> Path:
     """The aiperf command, as the lock file pins it; about a minute and 1.2 GB the first time. The environment variable
-    LORAMUX_AIPERF names one that is there already. Raises NotPrepared."""
+    LORAMUX_AIPERF names one that is there already. Raises SenderFailed."""
     if given := os.environ.get(COMMAND):
         return Path(given)
     digest = hashlib.sha256(f"{sys.version_info[:2]} {LOCK.read_text()}".encode()).hexdigest()[:12]
@@ -46,4 +44,4 @@ def _make(folder: Path) -> None:
     for step in steps:
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NotPrepared("aiperf could not be installed:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-5:]))
+            raise SenderFailed("aiperf could not be installed:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-5:]))

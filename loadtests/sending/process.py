@@ -15,17 +15,13 @@ from pathlib import Path
 
 from loadtests.sending import exports, trace
 from loadtests.sending.environment import prepare
-from loadtests.sending.sent import Sent
+from loadtests.sending.sent import SenderFailed, Sent
 from loadtests.workload import Planned
 
 START_LIMIT_S, END_LIMIT_S, LOOK_EVERY_S, TERM_LIMIT_S = 120.0, 60.0, 0.02, 5.0
 STARTED = re.compile(r"^(\S+ \S+) - PhaseRunner - .* started \|", re.MULTILINE)
 # Times in logs and summary as UTC; nothing is kept for another run; a proxy of the environment is no way to a server under test.
 SURROUNDINGS = {"TZ": "UTC", "AIPERF_DATASET_MMAP_CACHE_ENABLED": "false", "AIPERF_HTTP_TRUST_ENV": "false"}
-
-
-class SenderFailed(Exception):
-    """aiperf ended before its requests did; holds the last lines that it wrote."""
 
 
 async def send(
@@ -49,16 +45,7 @@ async def send(
         return []
     command = await asyncio.to_thread(prepare)
     await asyncio.to_thread(_lay_out, folder, planned, models)
-    with (folder / "aiperf.out").open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            command,
-            *_arguments(url, folder, timeout_s),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=_surroundings(folder),
-            start_new_session=True,
-        )
+    process = await _begin(command, _arguments(url, folder, timeout_s), folder)
     try:
         async with asyncio.timeout(START_LIMIT_S):
             started_ns = await _started_ns(process, folder)
@@ -71,6 +58,22 @@ async def send(
         await _end(process)
         shutil.rmtree(folder / "dataset", ignore_errors=True)
     return await asyncio.to_thread(_read, folder, planned, started_ns, process.returncode)
+
+
+async def _begin(command: Path, arguments: Sequence[str], folder: Path) -> asyncio.subprocess.Process:
+    try:
+        with (folder / "aiperf.out").open("wb") as out:
+            return await asyncio.create_subprocess_exec(
+                command,
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=_surroundings(folder),
+                start_new_session=True,
+            )
+    except OSError as trouble:
+        raise SenderFailed(f"aiperf does not start: {trouble}") from trouble
 
 
 def _lay_out(folder: Path, planned: Sequence[Planned], models: Mapping[int, str] | Sequence[str]) -> None:

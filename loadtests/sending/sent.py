@@ -1,4 +1,4 @@
-"""What a client saw of one planned request."""
+"""What a client saw of one planned request, and that nothing could be sent."""
 
 from __future__ import annotations
 
@@ -27,3 +27,7 @@ class Sent:
     tier: str = ""
     role: str = ""
     stages_ms: dict[str, float] = field(default_factory=dict)
+
+
+class SenderFailed(Exception):
+    """aiperf could not be had, or ended before its requests did; holds the last lines that were written."""
