@@ -15,7 +15,7 @@ from pathlib import Path
 from loadtests.client import ask, client
 from loadtests.figures import Figure, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, make_material
-from loadtests.peers import (
+from loadtests.traced import (
     OURS,
     PEERS,
     Case,

@@ -24,9 +24,9 @@ import httpx2
 from loadtests.client import Answer, ask, client
 from loadtests.figures import Figure, median, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
-from loadtests.peers import errors_of, model_of
 from loadtests.product import BASE, Setting, configure, up, wait_for_models
 from loadtests.servers import BUCKET, s3_server
+from loadtests.traced import errors_of, model_of
 
 NAME = "steady"
 ADAPTERS = 3 + 2 * SLOTS  # versions one, two and the damaged one; the rest asks beside the alias

@@ -27,9 +27,9 @@ from loadtests.client import Answer, ask, client
 from loadtests.figures import Figure, new_results, percentile, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
 from loadtests.memory import Sample, growth, processes_below, sample
-from loadtests.peers import errors_of, leaders, model_of
 from loadtests.product import base_view, configure, replicas_of, up, wait_for_models
 from loadtests.servers import s3_server
+from loadtests.traced import errors_of, leaders, model_of
 
 ADAPTERS = 4 * SLOTS
 EVERY = 25

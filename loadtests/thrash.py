@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loadtests.figures import Figure, new_results, write
 from loadtests.material import FEW_SLOTS, SLOTS, WORK, make_material
-from loadtests.peers import PEERS, Case, promised, run_traces, running, table_of
+from loadtests.traced import PEERS, Case, promised, run_traces, running, table_of
 from loadtests.traces import traces
 
 TIMES = (1, 2, 4)
