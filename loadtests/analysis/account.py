@@ -25,7 +25,7 @@ IN_FRONT, BEHIND_DOOR = "in front of the door", "behind the door"
 
 def account(records: Sequence[Record]) -> Account | None:
     """None where no answer told its stages."""
-    told = [record for record in good(records) if record.stages_ms]
+    told = [record for record in good(records) if record.stages_ms and record.role != "follower"]
     if not told:
         return None
     names = dict.fromkeys([*STAGES, *(name for record in told for name in record.stages_ms)])
@@ -33,12 +33,27 @@ def account(records: Sequence[Record]) -> Account | None:
     stages = {name: found for name, found in lie.items() if found is not None}
     parts = {name: found for name, found in stages.items() if name != "relay"}
     largest = max(parts, key=lambda name: parts[name].mean.value) if parts else None
-    judged = [record for record in told if record.role != "follower" and {"resolve", "relay"} <= record.stages_ms.keys()]
+    judged = [record for record in told if {"resolve", "relay"} <= record.stages_ms.keys()]
     if not judged:
-        return Account(stages_ms=stages, judged=0, largest=largest, verdict="no answer told resolve and relay of its own")
+        return Account(stages_ms=stages, judged=0, largest=largest, verdict="no answer told resolve and relay")
     front, behind = [in_front_ms(record) for record in judged], [behind_ms(record) for record in judged]
-    missing = [a + b for a, b in zip(front, behind, strict=True)]
-    return _judged(stages, largest, len(judged), *(spread(values) for values in (front, behind, missing)))
+    front_ms, behind_door_ms, missing_ms = (
+        spread(front),
+        spread(behind),
+        spread(a + b for a, b in zip(front, behind, strict=True)),
+    )
+    assert front_ms is not None and behind_door_ms is not None and missing_ms is not None
+    return Account(
+        stages_ms=stages,
+        judged=len(judged),
+        ttft_ms=spread(record.ttft_ms for record in judged if record.ttft_ms is not None),
+        in_front_ms=front_ms,
+        behind_ms=behind_door_ms,
+        missing_ms=missing_ms,
+        largest=largest,
+        equal=abs(missing_ms.p50.value) <= EQUAL_MS,
+        verdict=verdict(front_ms, behind_door_ms, missing_ms),
+    )
 
 
 def in_front_ms(record: Record) -> float:
@@ -47,28 +62,6 @@ def in_front_ms(record: Record) -> float:
 
 def behind_ms(record: Record) -> float:
     return record.stages_ms["relay"] - sum(ms for stage, ms in record.stages_ms.items() if stage not in ("resolve", "relay"))
-
-
-def _judged(
-    stages: dict[str, Spread],
-    largest: str | None,
-    judged: int,
-    front: Spread | None,
-    behind: Spread | None,
-    missing: Spread | None,
-) -> Account:
-    assert front is not None and behind is not None and missing is not None
-    equal = abs(missing.p50.value) <= EQUAL_MS
-    return Account(
-        stages_ms=stages,
-        judged=judged,
-        in_front_ms=front,
-        behind_ms=behind,
-        missing_ms=missing,
-        largest=largest,
-        equal=equal,
-        verdict=verdict(front, behind, missing),
-    )
 
 
 def verdict(front: Spread, behind: Spread, missing: Spread) -> str:

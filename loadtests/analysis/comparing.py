@@ -8,7 +8,7 @@ from typing import Any
 
 from loadtests.analysis.figures import figures, is_late
 from loadtests.analysis.spread import rounded
-from loadtests.analysis.summary import Estimate, LoadFigures, Spread, Summary, Value
+from loadtests.analysis.summary import Account, Estimate, LoadFigures, Summary, Value
 from loadtests.scenario import Scenario
 
 MAY_DIFFER = ("about", "aims", "rounds", "peers", "memory_every_s")
@@ -134,29 +134,30 @@ def _verdict(over: Estimate | None) -> str:
 
 def grown(where: str, a: LoadFigures, b: LoadFigures) -> Grown | None:
     """None where either run tells no stages."""
-    if not (a.account and b.account and a.ttft_ms and b.ttft_ms):
+    if not (a.account and b.account and a.account.ttft_ms and b.account.ttft_ms):
         return None
-    of_a, of_b = _clocks(a), _clocks(b)
-    least = max(LEAST_MS, LEAST_SHARE * a.ttft_ms.mean.value)
+    of_a, of_b = _clocks(a.account), _clocks(b.account)
+    least = max(LEAST_MS, LEAST_SHARE * a.account.ttft_ms.mean.value)
     nothing = Estimate(value=0.0, low=0.0, high=0.0)
-    deltas = {
-        name: difference(of_a[name].mean if name in of_a else nothing, of_b[name].mean if name in of_b else nothing)
-        for name in {**of_a, **of_b}
-    }
+    deltas = {name: difference(of_a.get(name, nothing), of_b.get(name, nothing)) for name in {**of_a, **of_b}}
     named = {name: delta for name, delta in deltas.items() if abs(delta.value) >= least and _is_sure(delta)}
     return Grown(
         where=where,
-        ttft_ms=difference(a.ttft_ms.mean, b.ttft_ms.mean),
+        ttft_ms=difference(a.account.ttft_ms.mean, b.account.ttft_ms.mean),
         stages_ms=dict(sorted(named.items(), key=lambda item: -abs(item[1].value))),
     )
 
 
-def _clocks(load: LoadFigures) -> dict[str, Spread]:
-    """Parts that don't contain each other."""
-    assert load.account is not None
-    found = {name: lie for name, lie in load.account.stages_ms.items() if name != "relay"}
-    unseen = {"in front of the door": load.account.in_front_ms, "behind the door": load.account.behind_ms}
-    return found | {name: lie for name, lie in unseen.items() if lie is not None}
+def _clocks(account: Account) -> dict[str, Estimate]:
+    """What parts that don't contain each other add to the mean TTFT; answers that don't tell a stage had none of it."""
+    unseen = {"in front of the door": account.in_front_ms, "behind the door": account.behind_ms}
+    parts = {name: lie for name, lie in (account.stages_ms | unseen).items() if name != "relay" and lie is not None}
+    return {name: _scaled(lie.mean, lie.count / account.judged) for name, lie in parts.items()}
+
+
+def _scaled(estimate: Estimate, by: float) -> Estimate:
+    low, high = (None if end is None else end * by for end in (estimate.low, estimate.high))
+    return Estimate(value=estimate.value * by, low=low, high=high)
 
 
 def _is_sure(delta: Estimate) -> bool:

@@ -93,7 +93,7 @@ class Loading(Value):
 
 class Account(Value):
     """The server's own clocks beside the client's TTFT, over `judged` answers. Followers are left out: their stages are those of
-    a load that began before they came. Means of stages add up, percentiles don't.
+    a load that began before they came. A stage is of the answers that told it, `count` of them.
 
     `in_front_ms` is TTFT less resolve and relay, `behind_ms` relay less the stages behind the door, `missing_ms` both. `largest`
     is the stage whose mean is the largest of those that don't contain others. `equal`: the median of what is missing is within
@@ -102,6 +102,7 @@ class Account(Value):
 
     stages_ms: dict[str, Spread]
     judged: int
+    ttft_ms: Spread | None = None
     in_front_ms: Spread | None = None
     behind_ms: Spread | None = None
     missing_ms: Spread | None = None
