@@ -34,6 +34,8 @@ class Scripted:
     paths: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     clocks_ns: list[tuple[int, int]] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: int = 0
     together: int = 0
     most_together: int = 0
 
@@ -42,10 +44,14 @@ class Scripted:
         return f"http://127.0.0.1:{self.port}"
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-            while True:
-                await self._answer(reader, writer)
-        writer.close()
+        self.connections += 1
+        try:
+            with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+                while True:
+                    await self._answer(reader, writer)
+        finally:
+            self.connections -= 1
+            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -55,10 +61,15 @@ class Scripted:
         read_ns = time.time_ns()
         self.paths.append(path)
         self.bodies.append(body)
+        self.asked.set()
         self.together += 1
         self.most_together = max(self.together, self.most_together)
+        part = body.get("model", "").split(":")[0]
         try:
-            await self._play(body.get("model", "").split(":")[0], body, writer, read_ns)
+            if part == "swallow":
+                await reader.read(1)
+                raise ConnectionError("the client went away")
+            await self._play(part, body, writer, read_ns)
         finally:
             self.together -= 1
 
@@ -68,8 +79,6 @@ class Scripted:
             return _whole(writer, status, {"error": {"message": f"told by {part}", "code": code}})
         if part == "plain":
             return _whole(writer, 200, {"choices": [{"message": {"content": "one"}}]})
-        if part == "swallow":
-            await asyncio.sleep(3600)
         if part == "late-headers":
             _head(writer, 200, STREAM)
             _chunk(writer, ": x-request-id: r1\n\n")
