@@ -39,7 +39,7 @@ def choose_victims(entries: Iterable[CacheEntry], need_bytes: int) -> list[str]:
     """
     victims: list[CacheEntry] = []
     missing = need_bytes
-    for entry in sorted(entries, key=_worth):
+    for entry in sorted(entries, key=worth):
         if missing <= 0:
             break
         victims.append(entry)
@@ -58,8 +58,8 @@ def _needed(victims: list[CacheEntry], spare_bytes: int) -> list[str]:
     return needed[::-1]
 
 
-def _worth(entry: CacheEntry) -> tuple[float, str]:
-    """The logarithm of the worth, up to a number that is the same for all at any one time."""
+def worth(entry: CacheEntry) -> tuple[float, str]:
+    """The logarithm of the worth, up to a number that is the same for all at any one time: sorts the least worthy first."""
     size_bytes = max(1, entry.size_bytes)
     cost = math.log2(1 + ROUND_TRIP_BYTES / size_bytes)
     return math.log2(max(entry.uses, 1e-9)) + entry.last_used / HALF_LIFE_S + cost, entry.digest

@@ -1,18 +1,18 @@
-"""Made-up replicas on a made-up clock: slots and disks give way by production's rules; fetch, load and answer just take time."""
+"""Made-up replicas on a made-up clock: slots give way by production's rules; fetch, load and answer just take time."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from adapters.cache.policy import CacheEntry, choose_victims, used_again
 from adapters.names import AdapterRef
 from adapters.popularity import Popularity
 from serve_app.routing.placement import Reported
+from serve_app.simulation.clock import Clock
+from serve_app.simulation.disk import Disk, Loads
 from serve_app.slots.places import HALF_LIFE_USES, Slot, choose_least
 
 
@@ -34,23 +34,6 @@ class Size:
     adapter_bytes: int = 175_000_000
 
 
-class Clock:
-    """Events in the order of their times, those of one time in the order of their making."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-
-    def after(self, seconds: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now_s + seconds, next(self._order), event))
-
-    def run(self) -> None:
-        while self._events:
-            self.now_s, _, event = heapq.heappop(self._events)
-            event()
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     """One request. `tier` is where it found its adapter, `replica` where it went."""
@@ -65,14 +48,6 @@ class Request:
     replica: str = ""
 
 
-@dataclass(slots=True)
-class Loads:
-    """What was loaded and fetched anywhere."""
-
-    loads: int = 0
-    fetches: int = 0
-
-
 @dataclass(eq=False, slots=True)
 class _Pending:
     tier: str
@@ -81,24 +56,34 @@ class _Pending:
 
 
 class Replica:
-    """One engine with its slots, and a disk of its own."""
+    """One engine with its slots. Others of its node may share the disk."""
 
-    def __init__(self, name: str, rank: int, clock: Clock, size: Size, times: Times, loads: Loads) -> None:
+    def __init__(
+        self, name: str, rank: int, clock: Clock, slots: int, disk: Disk, load_s: Callable[[int], float], loads: Loads
+    ) -> None:
         self.name = name
         self.rank = rank
         self.running = 0
-        self._clock, self._size, self._times, self._loads = clock, size, times, loads
-        self._popularity: Popularity[AdapterRef] = Popularity(HALF_LIFE_USES * size.slots)
+        self._clock, self._capacity, self._disk = clock, slots, disk
+        self._load_s, self._loads = load_s, loads
+        self._popularity: Popularity[AdapterRef] = Popularity(HALF_LIFE_USES * slots)
         self._slots: dict[int, Slot] = {}
         self._pending: dict[int, _Pending] = {}
         self._queue: deque[int] = deque()
         self._used = 0
-        self._disk: dict[int, CacheEntry] = {}
         self._report: Reported | None = None
 
     @property
     def resident(self) -> int:
         return len(self._slots)
+
+    def restore(self, values: Mapping[int, float]) -> None:
+        """What earlier traffic left: how popular adapters are here, and the most popular in their places."""
+        self._popularity.restore({ref_of(adapter): value for adapter, value in values.items()})
+        for adapter in heapq.nlargest(self._capacity, values, key=values.__getitem__):
+            self._disk.lease(adapter, lambda: None)
+            self._sit(adapter)
+            self._used += 1
 
     def ask(self, request: Request) -> None:
         self.running += 1
@@ -119,7 +104,7 @@ class Replica:
     def report(self) -> Reported:
         if self._report is None:
             engine, loading = map(name_of, self._slots), map(name_of, self._pending)
-            self._report = Reported(self.rank, frozenset(engine), frozenset(loading), self._size.slots)
+            self._report = Reported(self.rank, frozenset(engine), frozenset(loading), self._capacity)
         return self._report
 
     # -- a load ------------------------------------------------------------------------------------------------------
@@ -128,38 +113,29 @@ class Replica:
         pending = self._pending.get(adapter)
         if pending is None:
             self._report = None
-            entry = self._disk.pop(adapter, None)
-            pending = self._pending[adapter] = _Pending("remote" if entry is None else "disk")
-            self._clock.after(self._times.fetch_s if entry is None else 0.0, lambda: self._fetched(adapter, entry))
+            pending = self._pending[adapter] = _Pending("disk" if self._disk.has(adapter) else "remote")
+            self._disk.lease(adapter, lambda: self._there(adapter))
         return pending
 
-    def _fetched(self, adapter: int, entry: CacheEntry | None) -> None:
-        now_s = self._clock.now_s
-        if entry is None:
-            self._loads.fetches += 1
-            entry = CacheEntry(str(adapter), self._size.adapter_bytes, now_s, 0.0)
-            over = len(self._disk) + 1 - self._size.disk
-            leased = self._slots.keys() | self._pending.keys()
-            spare = (one for key, one in self._disk.items() if key not in leased)
-            for digest in choose_victims(spare, over * self._size.adapter_bytes) if over > 0 else ():
-                del self._disk[int(digest)]
-        self._disk[adapter] = CacheEntry(entry.digest, entry.size_bytes, now_s, used_again(entry.uses, entry.last_used, now_s))
+    def _there(self, adapter: int) -> None:
         self._queue.append(adapter)
         self._place_next()
+        self._loads.blocked += adapter in self._queue
 
     def _place_next(self) -> None:
         while self._queue and self._take_place():
             adapter = self._queue.popleft()
-            self._clock.after(self._times.load_s, lambda adapter=adapter: self._ready(adapter))
+            self._clock.after(self._load_s(adapter), lambda adapter=adapter: self._ready(adapter))
 
     def _take_place(self) -> bool:
-        if self._used < self._size.slots:
+        if self._used < self._capacity:
             self._used += 1
             return True
         victim = choose_least((slot for slot in self._slots.values() if not slot.users), self._popularity)
         if victim is None:
             return False
         del self._slots[victim.int_id]
+        self._disk.release(victim.int_id)
         self._report = None
         return True
 
@@ -167,12 +143,17 @@ class Replica:
         self._loads.loads += 1
         self._report = None
         pending = self._pending.pop(adapter)
-        slot = self._slots[adapter] = Slot(ref_of(adapter), adapter, None, self._clock.now_s, self._clock.now_s)  # type: ignore[arg-type]
+        slot = self._sit(adapter)
         for request in pending.waiting:
             self._begin(request, slot, pending.tier)
         for ready in pending.on_ready:
             ready()
         self._place_next()
+
+    def _sit(self, adapter: int) -> Slot:
+        now_s = self._clock.now_s
+        slot = self._slots[adapter] = Slot(ref_of(adapter), adapter, None, now_s, now_s)  # type: ignore[arg-type]
+        return slot
 
     def _begin(self, request: Request, slot: Slot, tier: str) -> None:
         slot.users += 1

@@ -10,10 +10,14 @@ from typer.testing import CliRunner
 
 from serve_app.simulation import thrash
 from serve_app.simulation.__main__ import app
-from serve_app.simulation.cluster import Clock, Loads, Replica, Request, Size, Times
+from serve_app.simulation.clock import Clock
+from serve_app.simulation.cluster import Request, Size, Times
 from serve_app.simulation.contestants import CONTESTANTS, Arc, Lfu, Lrfu, Lru, Lru2, Optimum, S3Fifo, misses
-from serve_app.simulation.placement import Outcome, Plan, Run
+from serve_app.simulation.disk import Loads
+from serve_app.simulation.placement import Plan, made_up
+from serve_app.simulation.placement import run as run_plan
 from serve_app.simulation.routers import Affinity, Multiplex, Router
+from serve_app.simulation.run import Outcome
 from serve_app.simulation.traces import SHAPES, bursty, scan_over_zipf, zipf
 
 
@@ -79,7 +83,7 @@ class Replicas:
 
     def __init__(self, slots: int = 2, disk: int = 10) -> None:
         self.clock, self.loads, self.ended = Clock(), Loads(), []
-        self.one = Replica("r0", 0, self.clock, Size(slots, disk), Times(fetch_s=3, load_s=1), self.loads)
+        self.one = made_up(0, self.clock, Size(slots, disk), Times(fetch_s=3, load_s=1), self.loads)
 
     def ask(self, at_s: float, adapter: int, answer_s: float = 1.0) -> None:
         request = Request(len(self.ended), adapter, answer_s, self.ended.append, at_s)
@@ -122,7 +126,7 @@ def test_a_slot_in_use_keeps_others_waiting():
 
 def run(router: Callable[[], Router], **changes) -> Outcome:
     plan = Plan(**{"replicas": 4, "adapters": 100, "requests": 3_000, "exponent": 1.0} | changes)
-    return Run(plan, router, Size(slots=8, disk=40), Times()).go()
+    return run_plan(plan, router, Size(slots=8, disk=40), Times())
 
 
 @pytest.mark.parametrize("router", [lambda: Affinity(16), lambda: Multiplex(1)])
