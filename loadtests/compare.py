@@ -24,7 +24,7 @@ import httpx2
 
 from loadtests.client import Answer, ask, client
 from loadtests.figures import RESULTS, save
-from loadtests.material import ENGINE, VLLM_ENVIRONMENT, WORK, Material, make_material
+from loadtests.material import ENGINE, VLLM_ENVIRONMENT, WORK, DemoMaterial, make_material
 from loadtests.product import configure, up
 from loadtests.servers import free_port, process, s3_server, wait_for_answer
 from loadtests.stock import stock, upload, upload_all
@@ -69,7 +69,7 @@ def main() -> None:
     write(results, options)
 
 
-async def run(name: str, material: Material, options: argparse.Namespace) -> Result:
+async def run(name: str, material: DemoMaterial, options: argparse.Namespace) -> Result:
     print(f"-- {name}", flush=True)
     with ExitStack() as stack:
         target = stack.enter_context(SERVERS[name](material))
@@ -80,7 +80,7 @@ async def run(name: str, material: Material, options: argparse.Namespace) -> Res
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-async def measure(name: str, http: httpx2.AsyncClient, target: Target, material: Material, requests: int) -> Result:
+async def measure(name: str, http: httpx2.AsyncClient, target: Target, material: DemoMaterial, requests: int) -> Result:
     result = Result(name)
     names = list(material.folders)
     hot, rest = names[0], names[1:]
@@ -103,7 +103,7 @@ async def measure(name: str, http: httpx2.AsyncClient, target: Target, material:
     return result
 
 
-async def republish(http: httpx2.AsyncClient, target: Target, material: Material, name: str, other: str) -> dict[str, Any]:
+async def republish(http: httpx2.AsyncClient, target: Target, material: DemoMaterial, name: str, other: str) -> dict[str, Any]:
     """Other content goes under a hot name: how many of 20 answers in the next four seconds are still the old one's?"""
     assert target.publish_again
     await asyncio.to_thread(target.publish_again, name, material.folders[other])
@@ -136,7 +136,7 @@ def outcome(answers: list[Answer]) -> dict[str, Any]:
 
 
 @contextmanager
-def vllm_server(material: Material) -> Iterator[Target]:
+def vllm_server(material: DemoMaterial) -> Iterator[Target]:
     """vLLM's own server with one adapter loaded from the start."""
     port, hot = free_port(), next(iter(material.folders))
     flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in ENGINE.items()]
@@ -163,7 +163,7 @@ def vllm_server(material: Material) -> Iterator[Target]:
 
 
 @contextmanager
-def stock_server(material: Material, *, tuned: bool) -> Iterator[Target]:
+def stock_server(material: DemoMaterial, *, tuned: bool) -> Iterator[Target]:
     """Stock Ray Serve LLM with adapters under an S3 prefix, set up as its guide says."""
     with s3_server() as (endpoint, store):
         upload_all(store, material, material.folders)
@@ -172,7 +172,7 @@ def stock_server(material: Material, *, tuned: bool) -> Iterator[Target]:
 
 
 @contextmanager
-def loramux(material: Material) -> Iterator[Target]:
+def loramux(material: DemoMaterial) -> Iterator[Target]:
     with s3_server() as (endpoint, _), tempfile.TemporaryDirectory(prefix="loramux-bench-") as folder:
         setting = configure(material, endpoint, Path(folder))
         with up(setting):
@@ -182,7 +182,7 @@ def loramux(material: Material) -> Iterator[Target]:
             yield Target(setting.url, "demo", lambda name: f"demo:{name}", setting.publish)
 
 
-SERVERS: dict[str, Callable[[Material], Any]] = {
+SERVERS: dict[str, Callable[[DemoMaterial], Any]] = {
     "vllm": vllm_server,
     "stock": lambda material: stock_server(material, tuned=False),
     "stock-tuned": lambda material: stock_server(material, tuned=True),

@@ -67,8 +67,8 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Material:
-    """The base's folder, adapter folders by name, and what each adapter says."""
+class DemoMaterial:
+    """The demo base's folder, trained adapters' folders by name, and what each of them says."""
 
     base: Path
     folders: dict[str, Path]
@@ -78,14 +78,14 @@ class Material:
         return self.sentences[name] == text
 
 
-def make_material(work: Path, adapters: int) -> Material:
+def make_material(work: Path, adapters: int) -> DemoMaterial:
     """The demo base and `adapters` adapters with random sentences; made once, kept in `work`."""
     python = [sys.executable, "-m"]
     subprocess.run([*python, "training.demo", str(work), "--only-base"], check=True)
     making = [*python, "training.demo_sentences", str(work / "base"), str(work / "random"), str(adapters)]
     subprocess.run(making, check=True)
     sentences = json.loads((work / "random" / "sentences.json").read_text())
-    return Material((work / "base").resolve(), {name: (work / "random" / name).resolve() for name in sentences}, sentences)
+    return DemoMaterial((work / "base").resolve(), {name: (work / "random" / name).resolve() for name in sentences}, sentences)
 
 
 # -- adapters of a scenario's pools ------------------------------------------------------------------------------------
@@ -159,25 +159,33 @@ class Supply:
         return Adapter(name, pool, index, rank_of(folder), (folder / WEIGHTS).stat().st_size, folder, source.sentence)
 
 
-def demo_base(work: Path = WORK) -> Base:
-    """The demo base, made once and kept in `work`."""
-    subprocess.run([sys.executable, "-m", "training.demo", str(work), "--only-base"], check=True)
-    return Base("demo", str((work / "base").resolve()))
+@dataclass(frozen=True)
+class Material:
+    """A base and the adapters of a scenario's pools."""
+
+    base: Base
+    pools: Mapping[str, tuple[Adapter, ...]]
+    supply: Supply
+
+    def fresh(self, adapter: Adapter, number: int) -> Adapter:
+        return self.supply.fresh(adapter, number)
 
 
-def demo_supply(work: Path = WORK, trained: int = TRAINED, salt: int = 0) -> Supply:
-    """Adapters of the demo base, made of `trained` ones that each say another sentence; trained once, in seconds each."""
-    material = make_material(work, trained)
-    sources = tuple(Source(material.folders[name], said) for name, said in list(material.sentences.items())[:trained])
-    return Supply(work.resolve() / "variants", sources, salt)
+def make(work: Path, pools: Mapping[str, Pool], salt: int = 0) -> Material:
+    """The demo base and adapters of it; a few are trained once, in seconds each, and kept in `work`."""
+    made = make_material(work, TRAINED)
+    sources = tuple(Source(made.folders[name], sentence) for name, sentence in made.sentences.items())
+    supply = Supply(work.resolve() / "variants", sources, salt)
+    return Material(Base("demo", str(made.base)), supply.pools(pools), supply)
 
 
-def given_supply(folder: Path, work: Path, salt: int = 0) -> Supply:
+def given(folder: Path, base: Base, work: Path, pools: Mapping[str, Pool], salt: int = 0) -> Material:
     """Variants of the adapters that lie in `folder`, a folder each; what they say is not known. Raises BadMaterial."""
-    found = sorted(path.parent for path in folder.resolve().glob(f"*/{CONFIG}"))
+    found = tuple(Source(path.parent, None) for path in sorted(folder.resolve().glob(f"*/{CONFIG}")))
     if not found:
         raise BadMaterial(f"{folder} holds no folders of adapters")
-    return Supply(work.resolve() / "variants", tuple(Source(path, None) for path in found), salt)
+    supply = Supply(work.resolve() / "variants", found, salt)
+    return Material(base, supply.pools(pools), supply)
 
 
 def engine_for(pools: Mapping[str, Pool], given: Mapping[str, Any]) -> dict[str, Any]:

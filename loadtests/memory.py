@@ -41,6 +41,11 @@ def processes_below(pid: int) -> dict[str, list[psutil.Process]]:
     return found
 
 
+def processes_of(pid: int, part: str) -> dict[str, list[psutil.Process]]:
+    """The same with `pid` itself as a part of that name."""
+    return {part: [psutil.Process(pid)], **processes_below(pid)}
+
+
 def sample(processes: dict[str, list[psutil.Process]], loads: int) -> Sample:
     sums = {part: sum(p.memory_full_info().uss for p in of_part) for part, of_part in processes.items()}
     return Sample(loads, sums)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import yaml
 
-from loadtests.material import ENGINE, VLLM_ENVIRONMENT, Material
+from loadtests.material import ENGINE, VLLM_ENVIRONMENT, DemoMaterial
 from loadtests.servers import BIN, BUCKET, KEYS, free_port, process, wait_for_answer, wait_until
 
 BASE = "demo"
@@ -54,14 +54,14 @@ class Setting:
 
         wait_until(given_up, f"giving up {name}@{version}")
 
-    def publish_all(self, material: Material, names: Iterable[str]) -> None:
+    def publish_all(self, material: DemoMaterial, names: Iterable[str]) -> None:
         """Two at a time: a command is mostly its own start."""
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda name: self.publish(name, material.folders[name]), names))
 
 
 def configure(
-    material: Material,
+    material: DemoMaterial,
     endpoint: str,
     folder: Path,
     *,

@@ -23,7 +23,7 @@ import httpx2
 
 from loadtests.client import Answer, ask, client
 from loadtests.figures import Figure, median, new_results, percentile, write
-from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
+from loadtests.material import FEW_SLOTS, SLOTS, WORK, DemoMaterial, make_material
 from loadtests.product import BASE, Setting, configure, up, wait_for_models
 from loadtests.servers import BUCKET, s3_server
 from loadtests.traced import errors_of, model_of
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 async def measure(
-    setting: Setting, store: Any, material: Material, options: argparse.Namespace
+    setting: Setting, store: Any, material: DemoMaterial, options: argparse.Namespace
 ) -> tuple[list[Figure], dict[str, Any]]:
     names = list(material.folders)
     first, second, damaged, others = names[0], names[1], names[2], names[3:]
@@ -232,7 +232,7 @@ def of_damaged(stayed: Watched, alias: int) -> list[Figure]:
     ]
 
 
-def of_all(answers: list[Answer], material: Material, first: str, second: str) -> list[Figure]:
+def of_all(answers: list[Answer], material: DemoMaterial, first: str, second: str) -> list[Figure]:
     texts = {1: material.sentences[first], 2: material.sentences[second]}
     wrong = sum(answer.good and answer.text != texts.get(version_of(answer)) for answer in answers)
     return [

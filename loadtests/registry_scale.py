@@ -29,7 +29,7 @@ import httpx
 import psutil
 
 from loadtests.figures import Figure, new_results, percentile, write
-from loadtests.material import WORK, Material, make_material
+from loadtests.material import WORK, DemoMaterial, make_material
 from loadtests.product import Setting, configure, timed_s, up
 from loadtests.servers import BUCKET, s3_server
 
@@ -56,7 +56,7 @@ def main() -> None:
     write(options.out, {"adapters": options.adapters, "versions": VERSIONS, "requests": options.requests}, figures)
 
 
-async def run(material: Material, options: argparse.Namespace) -> list[Figure]:
+async def run(material: DemoMaterial, options: argparse.Namespace) -> list[Figure]:
     with s3_server() as (endpoint, client), tempfile.TemporaryDirectory(prefix="loramux-scale-") as folder:
         small = await of_one_adapter(material, endpoint, Path(folder), options.requests)
         print(f"-- start with a registry of one adapter: {small.started_s:.1f} s", flush=True)
@@ -77,7 +77,7 @@ class Small:
     resolve_ms: list[float]
 
 
-async def of_one_adapter(material: Material, endpoint: str, folder: Path, requests: int) -> Small:
+async def of_one_adapter(material: DemoMaterial, endpoint: str, folder: Path, requests: int) -> Small:
     setting = configure(material, endpoint, folder, prefix="small", sweep_interval_s=SWEEP_INTERVAL_S)
     publish_seed(material, setting)
     with started(setting) as started_s:
@@ -88,7 +88,7 @@ async def of_one_adapter(material: Material, endpoint: str, folder: Path, reques
 # -- filling -----------------------------------------------------------------------------------------------------------
 
 
-def fill(client: Any, material: Material, setting: Setting, adapters: int) -> list[Figure]:
+def fill(client: Any, material: DemoMaterial, setting: Setting, adapters: int) -> list[Figure]:
     """Publishes one adapter, copies its manifests and head under other names, and lets the product index them."""
     publish_seed(material, setting)
     documents = seed_documents(client)
@@ -109,7 +109,7 @@ def fill(client: Any, material: Material, setting: Setting, adapters: int) -> li
     ]
 
 
-def publish_seed(material: Material, setting: Setting) -> None:
+def publish_seed(material: DemoMaterial, setting: Setting) -> None:
     for number, folder in enumerate(list(material.folders.values())[:VERSIONS]):
         setting.publish(SEED, folder, promote=number == 0)
 
@@ -139,7 +139,7 @@ def read(client: Any, key: str) -> str:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-async def ask(setting: Setting, material: Material, small: Small, options: argparse.Namespace) -> list[Figure]:
+async def ask(setting: Setting, material: DemoMaterial, small: Small, options: argparse.Namespace) -> list[Figure]:
     gateway = gateway_process()
     numbers = random.Random(1).choices(range(options.adapters), k=options.requests)
     async with httpx.AsyncClient(base_url=setting.url, timeout=120, limits=httpx.Limits(max_connections=32)) as http:
@@ -188,7 +188,7 @@ async def resolving(http: httpx.AsyncClient, models: list[str]) -> list[float]:
     return times
 
 
-async def publishing(http: httpx.AsyncClient, setting: Setting, material: Material) -> tuple[float, float]:
+async def publishing(http: httpx.AsyncClient, setting: Setting, material: DemoMaterial) -> tuple[float, float]:
     """Seconds of the command, and from its end until the gateway shows the new version."""
     folder = list(material.folders.values())[VERSIONS]
     took_s = timed_s(lambda: setting.publish("team-00/adapter-00000", folder, promote=False))

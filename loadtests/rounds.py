@@ -25,7 +25,7 @@ import httpx2
 
 from loadtests.client import Answer, ask, client
 from loadtests.figures import Figure, new_results, percentile, write
-from loadtests.material import FEW_SLOTS, SLOTS, WORK, Material, make_material
+from loadtests.material import FEW_SLOTS, SLOTS, WORK, DemoMaterial, make_material
 from loadtests.memory import Sample, growth, processes_below, sample
 from loadtests.product import base_view, configure, replicas_of, up, wait_for_models
 from loadtests.servers import s3_server
@@ -103,7 +103,7 @@ def audited(url: str) -> dict[str, list[int]]:
 
 
 def figures_of(
-    material: Material,
+    material: DemoMaterial,
     done: list[tuple[str, Answer]],
     samples: list[Sample],
     hot: list[Sample],
@@ -143,7 +143,7 @@ def size_in_engine(folder: Path) -> int:
     return 4 * sum(rows * columns for rows, columns in shapes)
 
 
-def begun_wrong(material: Material, done: list[tuple[str, Answer]]) -> int:
+def begun_wrong(material: DemoMaterial, done: list[tuple[str, Answer]]) -> int:
     """Short answers are the beginning of the adapter's sentence."""
     return sum(answer.good and not material.sentences[model.partition(":")[2]].startswith(answer.text) for model, answer in done)
 

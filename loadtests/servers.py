@@ -28,6 +28,10 @@ BUCKET = "bench"
 READY_TIMEOUT_S = 600
 
 
+class NotStarted(Exception):
+    """A server that did not come up; says why."""
+
+
 @contextmanager
 def s3_server() -> Iterator[tuple[str, Any]]:
     """SeaweedFS on loopback, and a client for it."""
@@ -50,26 +54,35 @@ def s3_server() -> Iterator[tuple[str, Any]]:
         ]
         endpoint = f"http://127.0.0.1:{ports['s3.port']}"
         with process(command, KEYS, cwd=folder):
-            client = boto3.client(
-                "s3",
-                endpoint_url=endpoint,
-                region_name="us-east-1",
-                aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
-                aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
-            )
+            client = s3_client(endpoint)
             wait_until(lambda: client.list_objects_v2(Bucket=BUCKET), "the S3 server")
             yield endpoint, client
 
 
+def s3_client(endpoint: str) -> Any:
+    """For the S3 server at `endpoint`."""
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+    )
+
+
 @contextmanager
-def process(command: list[str], environment: dict[str, str], cwd: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A server in its own process group, ended with all that it started."""
-    with tempfile.NamedTemporaryFile("wb", prefix="loramux-bench-", suffix=".log", delete=False) as log:
-        running = subprocess.Popen(command, env=os.environ | environment, cwd=cwd, stdout=log, stderr=log, start_new_session=True)
+def process(
+    command: list[str], environment: dict[str, str], cwd: str | None = None, log: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server in its own process group, ended with all that it started. Without `log` that is a new file."""
+    with (
+        log.open("wb") if log else tempfile.NamedTemporaryFile("wb", prefix="loramux-bench-", suffix=".log", delete=False) as out
+    ):
+        running = subprocess.Popen(command, env=os.environ | environment, cwd=cwd, stdout=out, stderr=out, start_new_session=True)
     try:
         yield running
     except BaseException:
-        print(f"see {log.name}", file=sys.stderr)
+        print(f"see {out.name}", file=sys.stderr)
         raise
     finally:
         running.terminate()
@@ -80,12 +93,12 @@ def process(command: list[str], environment: dict[str, str], cwd: str | None = N
 
 
 def wait_for_answer(url: str, model: str, running: subprocess.Popen[bytes]) -> None:
-    """A real completion: models are listed long before the engine answers."""
+    """A real completion: models are listed long before the engine answers. Raises NotStarted."""
     body = {"model": model, "prompt": "Hello", "max_tokens": 1}
 
     def answered() -> None:
         if running.poll() is not None:
-            raise SystemExit(f"the server ended with {running.returncode}")
+            raise NotStarted(f"the server ended with {running.returncode}")
         httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
 
     wait_until(answered, url)
@@ -97,9 +110,11 @@ def wait_until(works: Callable[[], Any], what: str) -> None:
         try:
             works()
             return
+        except NotStarted:
+            raise
         except Exception as error:
             if time.monotonic() > deadline:
-                raise SystemExit(f"{what} did not come up: {error}") from error
+                raise NotStarted(f"{what} did not come up: {error}") from error
             time.sleep(0.5)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from loadtests.material import ENGINE, VLLM_ENVIRONMENT, Material
+from loadtests.material import ENGINE, VLLM_ENVIRONMENT, DemoMaterial
 from loadtests.servers import BUCKET, KEYS, free_port, process, wait_for_answer
 
 HERE = Path(__file__).resolve().parent
@@ -32,15 +32,20 @@ class Stock:
 
     def loads(self) -> float:
         """Adapters loaded so far, over all replicas, as Ray's multiplexing counts them; waits until the number is of now."""
-        time.sleep(METRICS_AGE_S)
-        with httpx2.Client(trust_env=False) as http:
-            text = http.get(self.metrics_file.read_text()).raise_for_status().text
-        return sum(float(value) for value in LOADS.findall(text))
+        return loads_at(self.metrics_file.read_text())
+
+
+def loads_at(metrics_url: str) -> float:
+    """Adapters loaded so far by the replicas of a node; waits until the number is of now."""
+    time.sleep(METRICS_AGE_S)
+    with httpx2.Client(trust_env=False) as http:
+        text = http.get(metrics_url).raise_for_status().text
+    return sum(float(value) for value in LOADS.findall(text))
 
 
 @contextmanager
 def stock(
-    material: Material, endpoint: str, *, tuned: bool, engine: dict[str, Any] = ENGINE, replicas: int = 1
+    material: DemoMaterial, endpoint: str, *, tuned: bool, engine: dict[str, Any] = ENGINE, replicas: int = 1
 ) -> Iterator[Stock]:
     """`tuned` holds no chunk back (`stream_batching_interval_ms=0`). Adapters come from `lora/` in the bucket at `endpoint`."""
     port = free_port()
@@ -52,7 +57,9 @@ def stock(
             | {
                 "AWS_ENDPOINT_URL": endpoint,
                 "BENCH_PORT": str(port),
+                "BENCH_BASE_ID": "demo",
                 "BENCH_BASE": str(material.base),
+                "BENCH_ACCELERATOR": "cpu",
                 "BENCH_BUCKET": BUCKET,
                 "BENCH_ENGINE": json.dumps(engine),
                 "BENCH_TUNED": str(int(tuned)),
@@ -66,7 +73,7 @@ def stock(
             yield Stock(url, metrics_file)
 
 
-def upload_all(client: Any, material: Material, names: Iterable[str]) -> None:
+def upload_all(client: Any, material: DemoMaterial, names: Iterable[str]) -> None:
     for name in names:
         upload(client, name, material.folders[name])
 

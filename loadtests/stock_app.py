@@ -23,16 +23,17 @@ PASSED_ON = (
 def main() -> None:
     replicas = int(os.environ["BENCH_REPLICAS"])
     ray.init(address="local", num_cpus=max(6 + 2 * replicas, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False)
+    on_cpu = os.environ["BENCH_ACCELERATOR"] == "cpu"
     engine = json.loads(os.environ["BENCH_ENGINE"])
     config = LLMConfig(
-        model_loading_config={"model_id": "demo", "model_source": os.environ["BENCH_BASE"]},
+        model_loading_config={"model_id": os.environ["BENCH_BASE_ID"], "model_source": os.environ["BENCH_BASE"]},
         lora_config={
             "dynamic_lora_loading_path": f"s3://{os.environ['BENCH_BUCKET']}/lora",
             "max_num_adapters_per_replica": engine["max_loras"],
         },
         engine_kwargs=engine,
         deployment_config={"autoscaling_config": {"min_replicas": replicas, "max_replicas": replicas}},
-        placement_group_config={"bundles": [{"CPU": 1}]},
+        placement_group_config={"bundles": [{"CPU": 1} if on_cpu else {"CPU": 1, "GPU": 1}]},
         runtime_env={"env_vars": {name: os.environ[name] for name in PASSED_ON if name in os.environ}},
         experimental_configs={"stream_batching_interval_ms": 0} if os.environ["BENCH_TUNED"] == "1" else {},
     )

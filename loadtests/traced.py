@@ -13,16 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.client import Answer, client, closed_loop
-from loadtests.counting import Fetches, counting
 from loadtests.figures import Figure, median, percentile
-from loadtests.material import FEW_SLOTS, Material
+from loadtests.material import FEW_SLOTS, DemoMaterial
 from loadtests.product import BASE, configure, up, wait_for_models, wait_for_replicas
 from loadtests.servers import s3_server
+from loadtests.shaping import Store, shaped
 from loadtests.stock import stock, upload_all
 from loadtests.traces import Trace
 
 OURS = "loramux"
 ERRORS_SHOWN = 5
+
+
+class Fetches:
+    """How often weights were fetched from the store, whose address for servers is `endpoint`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._count = 0
+        self.endpoint = store.endpoint
+
+    def of(self) -> int:
+        """Since the beginning."""
+        self._count += len(self._store.fetches())
+        return self._count
 
 
 @dataclass(frozen=True)
@@ -32,7 +46,7 @@ class Peer:
 
     name: str
     url: str
-    material: Material
+    material: DemoMaterial
     fetches: Fetches
     loads: Callable[[], float] | None = None
     forget: Callable[[str], None] = lambda name: None
@@ -111,7 +125,7 @@ async def run_trace(peer: Peer, trace: Trace, clients: int) -> Case:
     )
 
 
-def wrong_of(material: Material, done: Sequence[tuple[str, Answer]]) -> int:
+def wrong_of(material: DemoMaterial, done: Sequence[tuple[str, Answer]]) -> int:
     return sum(answer.good and not material.says(model.partition(":")[2], answer.text) for model, answer in done)
 
 
@@ -137,18 +151,18 @@ def model_of(name: str) -> str:
 
 
 @contextmanager
-def running(server: str, material: Material, *, replicas: int = 1) -> Iterator[Peer]:
+def running(server: str, material: DemoMaterial, *, replicas: int = 1) -> Iterator[Peer]:
     """The server with all of the material's adapters in its store."""
     with (
         s3_server() as (endpoint, store),
-        counting(endpoint) as fetches,
-        PEERS[server](material, fetches, store, replicas) as peer,
+        shaped(endpoint) as counted_store,
+        PEERS[server](material, Fetches(counted_store), store, replicas) as peer,
     ):
         yield peer
 
 
 @contextmanager
-def loramux(material: Material, fetches: Fetches, store: Any, replicas: int) -> Iterator[Peer]:
+def loramux(material: DemoMaterial, fetches: Fetches, store: Any, replicas: int) -> Iterator[Peer]:
     with tempfile.TemporaryDirectory(prefix="loramux-bench-") as folder:
         setting = configure(material, fetches.endpoint, Path(folder), engine=FEW_SLOTS, replicas=replicas)
         with up(setting):
@@ -159,7 +173,7 @@ def loramux(material: Material, fetches: Fetches, store: Any, replicas: int) -> 
 
 
 @contextmanager
-def stock_tuned(material: Material, fetches: Fetches, store: Any, replicas: int) -> Iterator[Peer]:
+def stock_tuned(material: DemoMaterial, fetches: Fetches, store: Any, replicas: int) -> Iterator[Peer]:
     upload_all(store, material, material.folders)
     with stock(material, fetches.endpoint, tuned=True, engine=FEW_SLOTS, replicas=replicas) as peer:
         yield Peer("stock-tuned", peer.url, material, fetches, peer.loads)
