@@ -195,7 +195,7 @@ class Resident:
 
     def report(self) -> dict[str, Any]:
         """This replica's part of the residency view: rank, slots, generation, engine ids, and a row for each adapter that is in
-        the engine, under way, wished for, or on the disk and used here lately."""
+        the engine, under way, wished for, or on the disk and used here or brought here lately."""
         accounts = self._follower.accounts()
         resident, loading = self._slots.resident(), self._slots.loading()
         rows = {str(ref): self._row(ref, accounts.get(ref)) for ref in {*resident, *loading, *accounts}}
@@ -299,6 +299,9 @@ class Resident:
         now_s, resident = self._now_s(), self._slots.resident()
         wishes = [wish for entry in self._meant.values() for wish in wishes_of(entry, self._seat, resident, now_s)]
         self._asked = {ref: wish for ref, wish in self._asked.items() if self._is_served(ref)}
+        for wish in (*wishes, *self._asked.values()):
+            if wish.ref not in self._known:
+                self._remember(wish.adapter)  # the report shows it on the disk when the wish is over, too
         self._follower.follow(choose([*wishes, *self._asked.values()], self._seat.slots))
         accounts = self._follower.accounts()
         self._asked = {ref: wish for ref, wish in self._asked.items() if not self._is_over(wish, accounts.get(ref))}

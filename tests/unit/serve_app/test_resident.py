@@ -223,6 +223,14 @@ class TestPrewarms:
         await until(node.resident._follower.is_idle)
         assert node.engine.loads == []
 
+    async def test_what_was_brought_to_the_disk_and_never_used_is_in_the_report(self, node: Node) -> None:
+        await node.resident.close()
+        await node.replica(publish=True).start(5)
+        await node.publish("new")
+        await until(lambda: node.row("base:new@1").get("tier") == "disk")
+        await until(lambda: not node.resident._follower.accounts())
+        assert node.row("base:new@1")["tier"] == "disk"
+
     async def test_what_was_published_long_ago_stays_where_it_is(self, node: Node) -> None:
         await node.resident.close()
         await node.publish("old")
