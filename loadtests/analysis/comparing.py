@@ -13,7 +13,7 @@ from loadtests.scenario import Scenario
 
 MAY_DIFFER = ("about", "aims", "rounds", "peers", "memory_every_s")
 WARNED = ("store", "engine", "seed")  # where it runs, not what is asked
-MOMENTS = ("when", "began", "ended", "took_s", "run", "folder", "command", "commit")
+MOMENTS = ("date", "when", "began", "ended", "took_s", "run", "folder", "command", "commit")
 COUNTS = ("planned", "failed", "lost", "wrong")
 PLAIN = ("answers_per_s", "hit_rate", "gaps_ms/p99", "gaps_ms/max", "gaps_ms[loading]/p99")
 LEAST_MS, LEAST_SHARE = 1.0, 0.02  # what a stage has to grow by, and of the TTFT, to be named
