@@ -23,21 +23,21 @@ class BadRun(Exception):
 def completed(records: Sequence[Record]) -> list[Record]:
     """The records, and a lost one for each number of a phase's plan that left no line at all.
 
-    Every peer gets the same plan, so another one's record says what the missing one was; where none has it, its load is unknown.
-    Raises BadRun for two lines of one request.
+    Every peer of a round gets the same plan, so another one's record says what the missing one was; where none has it, its load
+    is unknown. Raises BadRun for two lines of one request.
     """
-    found: dict[tuple[str, int, str], dict[int, Record]] = defaultdict(dict)
+    plans: dict[tuple[int, str], dict[int, Record]] = defaultdict(dict)
+    found: dict[tuple[str, int, str], set[int]] = defaultdict(set)
     for record in records:
-        if found[record.peer, record.round, record.phase].setdefault(record.number, record) is not record:
+        plans[record.round, record.phase][record.number] = record
+        there = found[record.peer, record.round, record.phase]
+        if record.number in there:
             raise BadRun(f"request {record.number} of {record.peer}, round {record.round}, phase {record.phase}, is there twice")
-    twins = {(phase, number): record for (_, _, phase), of_phase in found.items() for number, record in of_phase.items()}
-    longest = Counter[str]()
-    for phase, number in twins:
-        longest[phase] = max(longest[phase], number + 1)
+        there.add(record.number)
     missing = [
-        _lost(twins.get((phase, number)), peer, round_, phase, number)
+        _lost(plans[round_, phase].get(number), peer, round_, phase, number)
         for (peer, round_, phase), there in found.items()
-        for number in range(longest[phase])
+        for number in range(max(plans[round_, phase]) + 1)
         if number not in there
     ]
     return [*records, *missing]

@@ -172,13 +172,14 @@ def _left_out(scenario: Scenario, parts: Iterable[Part]) -> Iterator[Mark]:
     for part in parts:
         where = f"{part.peer}/{part.phase.name}"
         rounds = {record.round for record in part.records}
-        if rounds and len(rounds) < scenario.rounds:
-            yield Mark(where=where, what=f"{len(rounds)} of {scenario.rounds} rounds were measured")
+        reasons = [str(event.details["failed"]) for event in part.events if event.kind == "put" and event.details.get("failed")]
+        why = f": {reasons[0]}" if reasons else ""
+        if not rounds:
+            yield Mark(where=where, what=f"not measured{why}")
+        elif len(rounds) < scenario.rounds:
+            yield Mark(where=where, what=f"{len(rounds)} of {scenario.rounds} rounds were measured{why}")
         if unknown := sum(not record.load for record in part.records):
             yield Mark(where=where, what=f"{unknown} requests of the plan left no line, and no other peer says whose they were")
-        if not part.records:
-            reasons = [str(event.details["failed"]) for event in part.events if event.details.get("failed")]
-            yield Mark(where=where, what="not measured" + (f": {reasons[0]}" if reasons else ""))
 
 
 def _marks(load: LoadFigures) -> Iterator[Mark]:

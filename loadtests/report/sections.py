@@ -188,7 +188,7 @@ def _rule() -> tuple[str, ...]:
 def requests_table(summary: Summary) -> Table:
     def cells(load: LoadFigures) -> tuple[str, ...]:
         counts, ttft = load.counts, load.ttft_ms
-        bad = tuple(str(count) if count else NOTHING for count in (counts.failed, counts.lost, counts.wrong))
+        bad = tuple(str(count) for count in (counts.failed, counts.lost, counts.wrong))
         lies = (estimate(ttft.p50), estimate(ttft.p95), number(ttft.p99.value), number(ttft.max)) if ttft else (NOTHING,) * 4
         return (str(counts.planned), str(counts.ok), *bad, *lies)
 

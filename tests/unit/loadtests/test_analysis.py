@@ -146,6 +146,11 @@ def test_another_peers_record_says_whose_the_missing_line_was():
     assert figures(found)["loramux/cold/one/lost"] == 1
 
 
+def test_a_round_whose_plan_is_shorter_lost_nothing():
+    first = [record(n) for n in range(5)]
+    assert figures(summary(*first, *(replace(one, round=1) for one in first[:3])))["loramux/cold/one/lost"] == 0
+
+
 def test_two_lines_of_one_request_are_no_run():
     with pytest.raises(BadRun, match="is there twice"):
         summary(record(0), record(0))
