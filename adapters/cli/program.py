@@ -36,8 +36,10 @@ def arrange() -> None:
 
 
 def _add_commands(extra: Any) -> None:
-    """Another package's commands. Each is a typer app; importing it is cheap, its work is imported when it runs."""
-    for command in extra.load().registered_commands:
+    """Another package's commands and groups. Each is a typer app; importing it is cheap, its work is imported when it runs."""
+    more = extra.load()
+    for command in (*more.registered_commands, *more.registered_groups):
         if not isinstance(command.rich_help_panel, str):
             command.rich_help_panel = RUN
-        app.registered_commands.append(command)
+    app.registered_commands.extend(more.registered_commands)
+    app.registered_groups.extend(more.registered_groups)
