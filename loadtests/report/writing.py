@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import html as markup
 import json
 import re
 import shutil
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from loadtests.analysis import Summary, summarize, write_summary
 from loadtests.analysis.summary import FILE
@@ -64,6 +64,6 @@ def _environment(autoescape: bool) -> Environment:
     return templates
 
 
-def _coded(text: str) -> Markup:
-    """What stands between backticks, as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+def _coded(text: str) -> str:
+    """As HTML; what stands between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", markup.escape(text))
