@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -73,7 +74,7 @@ def test_both_forms_begin_with_the_aims_and_what_is_marked(written: Path):
     for form in ("report.md", "report.html"):
         text = (written / form).read_text()
         for aim in summary.aims:
-            assert aim.aim.name in text.replace("&#39;", "'"), form
+            assert aim.aim.name in unescape(text), form
         assert text.index("What came out") < text.index("What is marked") < text.index("Requests")
         assert "LoRA adapter cold-0 has already been loaded" in text
 
@@ -124,6 +125,13 @@ def test_a_run_with_one_peer_and_one_phase_has_only_the_plots_that_have_data(tmp
     text = (folder / "report.md").read_text()
     assert "Peers side by side" not in text and "Where the time goes" not in text
     assert "Nothing: every request left on time" in text
+
+
+def test_a_run_that_ended_before_any_request_has_a_report(tmp_path: Path):
+    folder_of(synthetic.scenario(rounds=1), tmp_path)
+    (tmp_path / "requests.jsonl").unlink()
+    report.write(tmp_path)
+    assert "5 not measured" in (tmp_path / "report.md").read_text()
 
 
 def test_a_run_in_which_nothing_answered_has_a_report(tmp_path: Path):
