@@ -1,8 +1,11 @@
-"""`python -m serve_app.simulation policies|placement|thrash`: prints the tables of serve_app/README.md."""
+"""`python -m serve_app.simulation policies|placement|thrash`: prints the tables of serve_app/README.md. `plan` answers a question
+about sizes."""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from typing import Annotated
 
 import typer
@@ -58,6 +61,27 @@ def thrash(requests: Annotated[int, typer.Option(help="Requests in each run.")] 
             typer.echo(line)
     finally:
         alarms.setLevel(level)
+
+
+@app.command()
+def plan(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, errors too.")] = False) -> None:
+    """What to expect of slots, replicas and disks: a `sizing.Question` as JSON on stdin."""
+    from pydantic import ValidationError
+
+    from serve_app.simulation import sizing
+
+    try:
+        question = sizing.Question.model_validate_json(sys.stdin.read())
+    except ValidationError as error:
+        lines = list(sizing.faults(error.errors()))
+        typer.echo(json.dumps({"error": {"message": "; ".join(lines)}}) if as_json else "\n".join(lines), err=True)
+        raise typer.Exit(2) from None
+    expected = sizing.expect(question)
+    if as_json:
+        typer.echo(expected.model_dump_json())
+        return
+    for line in sizing.table(expected):
+        typer.echo(line)
 
 
 if __name__ == "__main__":

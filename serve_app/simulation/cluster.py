@@ -64,7 +64,7 @@ class Replica:
         self.name = name
         self.rank = rank
         self.running = 0
-        self._clock, self._capacity, self._disk = clock, slots, disk
+        self._clock, self.capacity, self._disk = clock, slots, disk
         self._load_s, self._loads = load_s, loads
         self._popularity: Popularity[AdapterRef] = Popularity(HALF_LIFE_USES * slots)
         self._slots: dict[int, Slot] = {}
@@ -80,7 +80,7 @@ class Replica:
     def restore(self, values: Mapping[int, float]) -> None:
         """What earlier traffic left: how popular adapters are here, and the most popular in their places."""
         self._popularity.restore({ref_of(adapter): value for adapter, value in values.items()})
-        for adapter in heapq.nlargest(self._capacity, values, key=values.__getitem__):
+        for adapter in heapq.nlargest(self.capacity, values, key=values.__getitem__):
             self._disk.lease(adapter, lambda: None)
             self._sit(adapter)
             self._used += 1
@@ -104,7 +104,7 @@ class Replica:
     def report(self) -> Reported:
         if self._report is None:
             engine, loading = map(name_of, self._slots), map(name_of, self._pending)
-            self._report = Reported(self.rank, frozenset(engine), frozenset(loading), self._capacity)
+            self._report = Reported(self.rank, frozenset(engine), frozenset(loading), self.capacity)
         return self._report
 
     # -- a load ------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Replica:
             self._clock.after(self._load_s(adapter), lambda adapter=adapter: self._ready(adapter))
 
     def _take_place(self) -> bool:
-        if self._used < self._capacity:
+        if self._used < self.capacity:
             self._used += 1
             return True
         victim = choose_least((slot for slot in self._slots.values() if not slot.users), self._popularity)

@@ -19,13 +19,15 @@ REPORT_LAG_S = 1.5  # as in `serve_app.routing.router`
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The adapter and the length of the answer of each request. They come one `gaps_s` after another; or there are `clients`,
-    each of which asks again once it is answered. Requests before number `counted_from` heat up and are not counted."""
+    """The adapter and the length of the answer of each request. They come one `gaps_s` after another; or there are `clients`, who
+    each ask again once it is answered, the first one alone until number `alone_until`. Requests before `counted_from` heat
+    up and are not counted."""
 
     trace: Sequence[int]
     answers_s: Sequence[float]
     gaps_s: Sequence[float] = ()
     clients: int = 0
+    alone_until: int = 0
     counted_from: int = 0
 
 
@@ -41,6 +43,7 @@ class Outcome:
     took_s: float = 0.0
     replicas: Counter[str] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)
+    cold_waits_s: list[float] = field(default_factory=list)
     decisions_us: list[float] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
     busiest: list[float] = field(default_factory=list)
@@ -66,8 +69,9 @@ class Run:
     def go(self) -> Outcome:
         self._deliver({name: replica.report() for name, replica in self._replicas.items()})
         self._report()
-        for _ in range(self._traffic.clients or 1):
-            self._next_request()
+        self._next_request()
+        if not self._traffic.alone_until:
+            self._others_begin()
         self._clock.run()
         self._outcome.count(self._before, self._loads)
         return self._outcome
@@ -113,9 +117,20 @@ class Run:
         if request.number >= self._traffic.counted_from:
             self._outcome.tiers[request.tier] += 1
             self._outcome.replicas[request.replica] += 1
-            self._outcome.waits_s.append(request.began_at_s - request.asked_at_s)
+            self._waited(request, request.began_at_s - request.asked_at_s)
         if self._traffic.clients:
-            self._next_request()
+            self._clock.after(0.0, self._next_request)
+            if request.number + 1 == self._traffic.alone_until:
+                self._others_begin()
+
+    def _waited(self, request: Request, wait_s: float) -> None:
+        self._outcome.waits_s.append(wait_s)
+        if request.tier != "engine":
+            self._outcome.cold_waits_s.append(wait_s)
+
+    def _others_begin(self) -> None:
+        for _ in range(self._traffic.clients - 1):
+            self._clock.after(0.0, self._next_request)
 
     # -- reports -----------------------------------------------------------------------------------------------------
 

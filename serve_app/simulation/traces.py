@@ -12,7 +12,7 @@ Trace = list[int]
 def zipf(adapters: int, requests: int, exponent: float, seed: int) -> Trace:
     """The k-th busiest adapter gets a share of 1 / k ** exponent; exponent 0 is uniform."""
     rng = np.random.default_rng(seed)
-    return _drawn(rng, _shares(adapters, exponent), requests, rng.permutation(adapters))
+    return drawn(rng, shares(adapters, exponent), requests, rng.permutation(adapters))
 
 
 def scan_over_zipf(adapters: int, requests: int, seed: int) -> Trace:
@@ -70,10 +70,12 @@ SHAPES: dict[str, Callable[[int, int, int], Trace]] = {
 }
 
 
-def _shares(adapters: int, exponent: float) -> np.ndarray:
+def shares(adapters: int, exponent: float) -> np.ndarray:
+    """Of the requests, the busiest adapter's first; 1.0 in all."""
     weights = 1.0 / np.arange(1, adapters + 1) ** exponent
     return weights / weights.sum()
 
 
-def _drawn(rng: np.random.Generator, shares: np.ndarray, requests: int, names: np.ndarray) -> Trace:
+def drawn(rng: np.random.Generator, shares: np.ndarray, requests: int, names: np.ndarray) -> Trace:
+    """Each request's adapter: one of `names`, by its share."""
     return names[rng.choice(len(shares), size=requests, p=shares)].tolist()
