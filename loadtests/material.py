@@ -7,6 +7,7 @@ product. Higher ranks are rows and columns of zeros, with an alpha that grows al
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -104,7 +105,7 @@ class Base:
 @dataclass(frozen=True)
 class Adapter:
     """One adapter of a pool. `sentence` is all that it says to the prompt that tells adapters apart, None if that is not known;
-    `size_bytes` is its weights file's."""
+    `size_bytes` is its weights file's, `voice` numbers the trained adapter that it is made of."""
 
     name: str
     pool: str
@@ -113,6 +114,7 @@ class Adapter:
     size_bytes: int
     folder: Path
     sentence: str | None
+    voice: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,23 +142,25 @@ class Supply:
     salt: int = 0
 
     def pools(self, pools: Mapping[str, Pool]) -> dict[str, tuple[Adapter, ...]]:
-        """The adapters of each pool, `pool-0`, `pool-1`, ...; neighbours say different sentences."""
-        return {name: tuple(self._of(name, pool, index) for index in range(pool.count)) for name, pool in pools.items()}
+        """The adapters of each pool, `pool-0`, `pool-1`, ...; voices go round, so that neighbours never say the same."""
+        voices = itertools.count()
+        return {name: tuple(self._of(name, pool, k, next(voices)) for k in range(pool.count)) for name, pool in pools.items()}
 
     def fresh(self, adapter: Adapter, number: int) -> Adapter:
         """The same place in the pool, the same sentence; another name for each number, other bytes."""
-        return self._made(f"{adapter.pool}-{adapter.index}-f{number}", adapter.pool, adapter.index, adapter.rank)
+        return self._made(f"{adapter.pool}-{adapter.index}-f{number}", adapter.pool, adapter.index, adapter.rank, adapter.voice)
 
-    def _of(self, name: str, pool: Pool, index: int) -> Adapter:
-        return self._made(f"{name}-{index}", name, index, pool.ranks[index % len(pool.ranks)])
+    def _of(self, name: str, pool: Pool, index: int, voice: int) -> Adapter:
+        return self._made(f"{name}-{index}", name, index, pool.ranks[index % len(pool.ranks)], voice % len(self.sources))
 
-    def _made(self, name: str, pool: str, index: int, rank: int) -> Adapter:
-        source = self.sources[index % len(self.sources)]
+    def _made(self, name: str, pool: str, index: int, rank: int, voice: int) -> Adapter:
+        source = self.sources[voice]
         what = "-".join((name, source.folder.name, str(rank), *([str(self.salt)] if self.salt else [])))
         folder = self.folder / what
         if not folder.exists():
             make_variant(source.folder, folder, rank, what)
-        return Adapter(name, pool, index, rank_of(folder), (folder / WEIGHTS).stat().st_size, folder, source.sentence)
+        size_bytes = (folder / WEIGHTS).stat().st_size
+        return Adapter(name, pool, index, rank_of(folder), size_bytes, folder, source.sentence, voice)
 
 
 @dataclass(frozen=True)

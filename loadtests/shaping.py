@@ -144,7 +144,8 @@ class Pace:
     lateness would add up; a line that was idle has saved nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
+        self._clock_s = clock_s
         self._lock = threading.Lock()
         self._transfers = 0
         self._free_s = 0.0
@@ -154,7 +155,7 @@ class Pace:
         with self._lock:
             self._transfers += 1
             if self._transfers == 1:
-                self._free_s = max(self._free_s, time.perf_counter())
+                self._free_s = max(self._free_s, self._clock_s())
         try:
             yield
         finally:
@@ -162,8 +163,8 @@ class Pace:
                 self._transfers -= 1
 
     def reserve(self, size_bytes: int, bytes_per_s: float | None) -> float:
-        """When the block has passed, by `perf_counter`."""
-        now_s = time.perf_counter()
+        """When the block has passed, by the clock."""
+        now_s = self._clock_s()
         if bytes_per_s is None:
             return now_s
         with self._lock:

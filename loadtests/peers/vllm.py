@@ -26,9 +26,10 @@ class VLLM:
 
     name = "vllm"
 
-    def __init__(self, url: str, base: str, slots: int, folder: Path, pid: int | None = None) -> None:
+    def __init__(self, url: str, base: Base, slots: int, folder: Path, pid: int | None = None) -> None:
         self.url = url
-        self.base = base
+        self.base = base.id
+        self._source = base.source
         self.pid = pid
         self._slots = slots
         self._folder = folder
@@ -82,9 +83,9 @@ class VLLM:
         return processes_of(self.pid, "server") if self.pid else {}
 
     def _lay(self, name: str, content: Adapter) -> None:
-        """The resolver takes only adapters whose configuration names the base as the server does."""
+        """The resolver takes only adapters whose configuration names the base as the server was given it."""
         making = Path(mkdtemp(prefix=".laying-", dir=self._folder))
-        config = json.loads((content.folder / CONFIG).read_text()) | {"base_model_name_or_path": self.base}
+        config = json.loads((content.folder / CONFIG).read_text()) | {"base_model_name_or_path": self._source}
         (making / CONFIG).write_text(json.dumps(config))
         shutil.copyfile(content.folder / WEIGHTS, making / WEIGHTS)
         shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -108,7 +109,7 @@ def started(base: Base, engine: Mapping[str, Any], folder: Path) -> Iterator[VLL
         with process(command, environment, log=folder / "server.log") as running:
             url = f"http://127.0.0.1:{port}"
             wait_for_answer(url, base.id, running)
-            yield VLLM(url, base.id, engine["max_loras"], Path(adapters), running.pid)
+            yield VLLM(url, base, engine["max_loras"], Path(adapters), running.pid)
 
 
 def flags_of(engine: Mapping[str, Any]) -> list[str]:
