@@ -15,7 +15,7 @@ from loadtests.scenario import OURS
 
 TOLERANCE = 1.5
 MUST_BE_NONE = ("failed", "lost", "wrong")
-IN_BRIEF = ("date", "versions", "machine")
+NOT_IN_BRIEF = ("engine",)
 
 
 class BadBaseline(Exception):
@@ -80,7 +80,7 @@ def baseline_of(summary: Summary, like: Baseline | None = None) -> Baseline:
         found = dict(_chosen(summary, measured))
     else:
         found = {figure: _anew(figure, kept, evaluated(figure, measured)) for figure, kept in like.figures.items()}
-    made_from = {key: value for key, value in summary.environment.items() if key in IN_BRIEF}
+    made_from = {key: value for key, value in summary.environment.items() if key not in NOT_IN_BRIEF}
     return Baseline(scenario=summary.scenario.name, made_from=made_from, figures=found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from loadtests.analysis.account import BEHIND, behind_ms, in_front_ms
 from loadtests.analysis.requests import firsts, good
 from loadtests.analysis.summary import LoadFigures, Summary
+from loadtests.analysis.surroundings import CHANGES
 from loadtests.records import Event, MemorySample, Record
 from loadtests.report.parts import Plot
 from loadtests.report.words import given, number, share
@@ -187,7 +188,8 @@ def tiers(summary: Summary, records: Sequence[Record]) -> Plot | None:
         shade = TIERS[tier][0]
         dots = np.asarray(_thinned(sorted(values)))
         off = chance.uniform(-0.24, 0.24, len(dots))
-        axes.scatter(dots, row + off, s=5, marker=LOOKS[peer][2], color=shade, alpha=0.45, linewidths=0)
+        size, alpha = (5, 0.45) if len(dots) > 60 else (10, 0.75)
+        axes.scatter(dots, row + off, s=size, marker=LOOKS[peer][2], color=shade, alpha=alpha, linewidths=0)
         median = float(np.median(values))
         axes.plot([median, median], [row - 0.36, row + 0.36], color="black", linewidth=1.6)
         axes.text(max(values) * 1.06, row, f"{number(median)}  ({len(values)})", va="center", fontsize=7)
@@ -299,10 +301,15 @@ def timelines(summary: Summary, records: Sequence[Record], events: Sequence[Even
         peer = OURS if any(record.peer == OURS for record in in_phase) else next((r.peer for r in in_phase), None)
         round_ = min((record.round for record in in_phase if record.peer == peer), default=0)
         shown = [r for r in in_phase if (r.peer, r.round) == (peer, round_) and r.sent_s is not None]
-        beside = [event for event in events if (event.peer, event.round, event.phase) == (peer, round_, phase.name)]
-        if shown and peer:
+        beside = [e for e in events if (e.peer, e.round, e.phase) == (peer, round_, phase.name) and _has_lane(e)]
+        if peer and (beside or any(record.role == "leader" for record in shown)):
             found.append(_timeline(phase, peer, shown, beside))
     return found
+
+
+def _has_lane(event: Event) -> bool:
+    """Whether it is one of those that a timeline shows; the store's first shape is what it was all the time."""
+    return event.kind in (*CHANGES, "fetch") or (event.kind == "store" and event.at_s > 0)
 
 
 def _loads_again(phase: Phase) -> bool:
@@ -316,7 +323,7 @@ def _timeline(phase: Phase, peer: str, records: Sequence[Record], events: Sequen
     _requests_over_time(above, records)
     _lanes(below, records, events)
     for event in events:
-        if event.kind in ("publish", "republish", "promote", "evict", "store") and event.at_s > 0:
+        if event.kind != "fetch":
             above.axvline(event.at_s, color="#c0532b", linewidth=0.6, linestyle=(0, (3, 2)))
             if event.kind == "promote" and event.took_s:
                 above.axvspan(event.at_s, event.at_s + event.took_s, color="#c0532b", alpha=0.12, linewidth=0)
@@ -357,10 +364,7 @@ def _lanes(axes: Any, records: Sequence[Record], events: Sequence[Event]) -> Non
     first, again = _led(records)
     changes: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
-        if event.kind in ("fetch", "publish", "republish", "promote", "evict", "store") and (
-            event.kind != "store" or event.at_s > 0
-        ):
-            changes[event.kind].append((event.at_s, event.took_s or 0.0))
+        changes[event.kind].append((event.at_s, event.took_s or 0.0))
     lanes = [("load", first), ("load again", again), *changes.items()]
     shown = [(name, spans) for name, spans in lanes if spans]
     until_s = max((record.sent_s or 0.0) + (record.total_ms or 0.0) / 1e3 for record in records)
@@ -397,13 +401,13 @@ def hits(summary: Summary) -> Plot | None:
     figure = Figure(figsize=(WIDTH_IN * 0.72, 2.5), layout="constrained")
     axes = figure.subplots()
     for (peer, drawn), points in lines.items():
-        shade, _, marker, _ = LOOKS[peer]
+        marker = LOOKS[peer][2]
         style = {"marker": marker, "markeredgecolor": "black", "markeredgewidth": 0.5, "markersize": 5}
         line = "-" if drawn.startswith("Zipf") else ":"
         axes.plot(
             *zip(*sorted(points), strict=True),
             linestyle=line,
-            color=shade if _is_dark(shade) else "#777777",
+            color=_line_color(peer),
             label=f"{peer}, {drawn}",
             **style,
         )
@@ -470,9 +474,9 @@ def memory(summary: Summary, samples: Sequence[MemorySample]) -> Plot | None:
 def _memory_panel(axes: Any, part: str, of_part: dict[tuple[str, int], list[MemorySample]]) -> None:
     for (peer, _), samples in sorted(of_part.items()):
         ordered = sorted(samples, key=lambda sample: sample.at_s)
-        shade, _, _, line = LOOKS[peer]
+        line = LOOKS[peer][3]
         points = ([one.at_s / 60 for one in ordered], [one.uss_bytes / MIB for one in ordered])
-        axes.plot(*points, color=shade if _is_dark(shade) else "#777777", linestyle=line, linewidth=0.9)
+        axes.plot(*points, color=_line_color(peer), linestyle=line, linewidth=0.9)
     low, high = axes.get_ylim()
     middle = (low + high) / 2
     around = max(high - low, middle * 0.1) / 2  # a flat line looks flat
@@ -483,8 +487,12 @@ def _memory_panel(axes: Any, part: str, of_part: dict[tuple[str, int], list[Memo
 
 
 def _legend_of_peers(figure: Figure, shown: set[str]) -> None:
-    lines: Callable[[str], Any] = lambda peer: mpl.lines.Line2D(  # noqa: E731
-        [], [], color=LOOKS[peer][0] if _is_dark(LOOKS[peer][0]) else "#777777", linestyle=LOOKS[peer][3], label=peer
-    )
     ordered = sorted(shown, key=PEERS.index)
-    figure.legend(handles=[lines(peer) for peer in ordered], loc="outside upper left", ncols=len(ordered))
+    lines = [mpl.lines.Line2D([], [], color=_line_color(peer), linestyle=LOOKS[peer][3], label=peer) for peer in ordered]
+    figure.legend(handles=lines, loc="outside upper left", ncols=len(ordered))
+
+
+def _line_color(peer: str) -> str:
+    """A bar's shade may be too light for a line."""
+    shade = LOOKS[peer][0]
+    return shade if _is_dark(shade) else "#777777"

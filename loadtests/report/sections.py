@@ -10,11 +10,11 @@ from loadtests.analysis.figures import is_late
 from loadtests.analysis.summary import AimResult, LoadFigures, PhaseFigures, Ratio, Summary
 from loadtests.analysis.surroundings import CHANGES
 from loadtests.report.parts import Plot, Report, Section, Table
-from loadtests.report.words import LATE, NOTHING, estimate, figure, given, mib, number, p50, places, plain, share, size
+from loadtests.report.words import LATE, NOTHING, estimate, figure, given, mib, named, number, p50, places, share, size
 from loadtests.scenario import Burst, Change, Gamma, Load, Scenario, StoreShape
 
 LATE_NOTE = f"{LATE} did not keep its schedule: its requests did not leave when they were planned."
-TOLD_FIRST = ("date", "machine", "versions", "engine")
+TOLD_FIRST = ("date", "when", "commit", "machine", "system", "cpu", "cores", "memory_bytes", "gpu", "versions", "engine")
 
 
 def report(summary: Summary, plots: Mapping[str, Plot]) -> Report:
@@ -147,7 +147,7 @@ def _store_in_words(store: StoreShape) -> str:
 
 def _environment(environment: Mapping[str, Any]) -> Table:
     names = [*(name for name in TOLD_FIRST if name in environment), *(name for name in environment if name not in TOLD_FIRST)]
-    rows = [(name, plain(environment[name])) for name in names if environment[name] not in (None, {}, [], "")]
+    rows = [named(name, environment[name]) for name in names if environment[name] not in (None, {}, [], "")]
     return Table(("", ""), tuple(rows), texts=2)
 
 

@@ -76,7 +76,7 @@ def places(count: int, one: str, more: str) -> str:
 def plain(value: Any) -> str:
     """A value of the environment or of a scenario, nested ones in one line."""
     if isinstance(value, Mapping):
-        return ", ".join(_named(str(key), one) for key, one in value.items() if one is not None)
+        return ", ".join(" ".join(named(str(key), one)) for key, one in value.items() if one is not None)
     if isinstance(value, list | tuple):
         return ", ".join(plain(one) for one in value)
     if value is None:
@@ -84,7 +84,8 @@ def plain(value: Any) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else str(value)
 
 
-def _named(key: str, value: Any) -> str:
+def named(key: str, value: Any) -> tuple[str, str]:
+    """A value beside its name; sizes with their unit."""
     if key.endswith("_bytes") and isinstance(value, int):
-        return f"{key.removesuffix('_bytes')} {size(value)}"
-    return f"{key} {plain(value)}"
+        return key.removesuffix("_bytes"), size(value)
+    return key, plain(value)

@@ -15,8 +15,12 @@ ADDED_MS = {"vllm": 0.0, "loramux": 9.0, "stock-tuned": 21.0, "stock": 58.0}
 MIB = 2**20
 
 ENVIRONMENT: dict[str, Any] = {
-    "date": "2026-11-30T06:00:00+0000",
-    "machine": {"system": "Linux 6.1", "cpu": "a made-up processor", "cores": 2, "memory_bytes": 16_777_216_000},
+    "when": "2026-11-30T06:00:00+0000",
+    "commit": "0123456789ab",
+    "cpu": "a made-up processor",
+    "cores": 2,
+    "memory_bytes": 16_777_216_000,
+    "gpu": None,
     "versions": {"loramux": "0.1.0", "ray": "2.60.0", "vllm": "0.29.0", "aiperf": "0.13.0"},
     "engine": {"max_loras": 4, "max_cpu_loras": 8},
 }
