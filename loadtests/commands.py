@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from loadtests import plan_command
 
 if TYPE_CHECKING:
+    from loadtests.running.tools import Given
     from loadtests.scenario import Scenario
 
 RUNS = Path(".loramux/bench/runs")
@@ -50,7 +51,14 @@ def run_scenario(
     seed: Annotated[int | None, typer.Option(help="Where all dice begin.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; by default below .loramux/bench/runs.")] = None,
     url: Annotated[str | None, typer.Option(help="A server that runs already, in place of starting some.")] = None,
-    peer: Annotated[str, typer.Option(help="What answers at --url: loramux or stock.")] = "loramux",
+    peer: Annotated[Literal["loramux", "stock", "stock-tuned"], typer.Option(help="What answers at --url.")] = "loramux",
+    base: Annotated[str | None, typer.Option(help="Folder of another base than the demo's; with --url its id.")] = None,
+    adapters: Annotated[Path | None, typer.Option(help="Folder of folders: adapters of that base, to make variants of.")] = None,
+    accelerator: Annotated[Literal["cpu", "gpu"], typer.Option(help="What the engines of --base run on.")] = "cpu",
+    engine: Annotated[str | None, typer.Option(help="JSON: engine arguments that go over the scenario's.")] = None,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="No proxy before the store: nothing shaped, no fetch counted.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a scenario, `bench SCENARIO` for short: start each peer in turn, send the same requests, leave lines and a report."""
@@ -59,10 +67,16 @@ def run_scenario(
     names = (peer,) if url else tuple(peers.split(",")) if peers else None
     try:
         chosen = scenarios.load(scenario, peers=names, rounds=rounds, seed=seed)
-    except scenarios.BadScenario as error:
+        chosen = chosen.model_copy(update={"engine": chosen.engine | json.loads(engine or "{}")})
+    except (scenarios.BadScenario, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     _refuse_if_none_takes_part(chosen)
-    _run(chosen, out or RUNS / time.strftime(f"{chosen.name}-%Y-%m-%d-%H%M%S"), url, as_json)
+    if base and not url and not adapters:
+        raise typer.BadParameter("--base needs --adapters: variants are made of adapters that fit it")
+    from loadtests.running.tools import Given
+
+    folder = out or RUNS / time.strftime(f"{chosen.name}-%Y-%m-%d-%H%M%S")
+    _run(chosen, folder, Given(url, base, adapters, accelerator, direct), as_json)
 
 
 bench.command("plan", epilog=plan_command.EXAMPLE)(plan_command.plan)
@@ -147,7 +161,7 @@ def _refuse_if_none_takes_part(scenario: Scenario) -> None:
         raise typer.BadParameter(f"no phase of {scenario.name} is for {', '.join(scenario.peers)}")
 
 
-def _run(scenario: Scenario, out: Path, url: str | None, as_json: bool) -> None:
+def _run(scenario: Scenario, out: Path, given: Given, as_json: bool) -> None:
     from loadtests import report
     from loadtests.running import run
     from loadtests.running.tools import NotPrepared, tools
@@ -156,7 +170,7 @@ def _run(scenario: Scenario, out: Path, url: str | None, as_json: bool) -> None:
     ended_early = False
     failed: dict[str, str] = {}
     try:
-        failed = dict(run(scenario, out, tools(url), say=_say).failed)
+        failed = dict(run(scenario, out, tools(given), say=_say).failed)
     except NotPrepared as error:
         _fail(str(error), as_json)
     except KeyboardInterrupt:

@@ -114,9 +114,9 @@ def put_pools(place: Place, phase: Phase, shape: StoreShape) -> list[Put]:
     puts = []
     for pool, tier in sorted(phase.put.items(), key=lambda one: DEEPEST_FIRST.index(one[1])):
         wall_ns, began = time.time_ns(), time.perf_counter()
-        if peer.needs_fresh(tier):
-            renew(place, pool)
         try:
+            if peer.needs_fresh(tier):
+                renew(place, pool)
             peer.put(place.shelf.members(pool), tier)
         except Exception as error:
             raise LeftOut(f"{pool} did not get into the tier {tier}: {error}") from error

@@ -8,20 +8,25 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from loadtests import peers, sending, workload
-from loadtests.material import WORK, BadMaterial, Base, Material, engine_for, given, make
+from loadtests.material import WORK, BadMaterial, Base, Material, engine_for, make
+from loadtests.material import given as material_from
 from loadtests.running.environment import describe
 from loadtests.running.run import Running, Tools
 from loadtests.running.warming import warm_up
 from loadtests.scenario import Pool
 from loadtests.servers import s3_server
-from loadtests.shaping import shaped
+from loadtests.shaping import shaped, unshaped
 
+BASE = Base("demo", "demo")
+ON_GPU = {"VLLM_NO_USAGE_STATS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 AIPERF = re.compile(r"^aiperf==([^\s\\]+)", re.MULTILINE)
 
 
@@ -30,24 +35,27 @@ class NotPrepared(Exception):
 
 
 @dataclass(frozen=True)
-class Served:
-    """What is served where it is not the demo: the base's id, its folder, what it runs on, and a folder of adapters to make
-    variants of."""
+class Given:
+    """What a user names in place of ours. `url` is a server that runs already, `base` its base's id there, else the folder of a
+    base to serve; `adapters` a folder of adapters to make variants of; `direct` leaves the proxy in front of the store out, where
+    the store is faster: nothing is shaped then, and no fetch counted."""
 
-    base: Base
-    adapters: Path
+    url: str | None = None
+    base: str | None = None
+    adapters: Path | None = None
+    accelerator: str = "cpu"
+    direct: bool = False
 
 
-def tools(url: str | None = None, served: Served | None = None) -> Tools:
-    """`url` is a server that runs already and is asked in place of one of ours. Raises NotPrepared."""
+def tools(given: Given) -> Tools:
+    """Raises NotPrepared."""
     try:
         sending.prepare()
     except (sending.SenderFailed, OSError) as error:
         raise NotPrepared(str(error)) from error
     return Tools(
-        # A server that outlives the run may know the bytes of an earlier one.
-        make=partial(material_of, served, salt=int(time.time()) if url else 0),
-        start=partial(attached, url) if url else started,
+        make=partial(material_of, given),
+        start=partial(attached, given.url) if given.url else partial(started, given.direct),
         engine=lambda scenario: engine_for(scenario.pools, scenario.engine),
         warm_up=lambda peer, models: warm_up(peer.url, models),
         plan=workload.plan,
@@ -56,18 +64,38 @@ def tools(url: str | None = None, served: Served | None = None) -> Tools:
     )
 
 
-def material_of(served: Served | None, pools: Mapping[str, Pool], salt: int) -> Material:
+def material_of(given: Given, pools: Mapping[str, Pool]) -> Material:
     """Raises NotPrepared."""
+    salt = int(time.time()) if given.url else 0  # a server that outlives the run may know the bytes of an earlier one
     try:
-        return given(served.adapters, served.base, WORK, pools, salt) if served else make(WORK, pools, salt)
-    except (BadMaterial, subprocess.CalledProcessError, OSError) as error:
-        raise NotPrepared(f"adapters: {error}") from error
+        material = material_from(given.adapters, BASE, WORK, pools, salt) if given.adapters else make(WORK, pools, salt)
+        return replace(material, base=base_of(given, material.base))
+    except (BadMaterial, subprocess.CalledProcessError, httpx2.HTTPError, OSError) as error:
+        raise NotPrepared(f"{type(error).__name__}: {error}") from error
+
+
+def base_of(given: Given, demo: Base) -> Base:
+    """Raises httpx2.HTTPError where a server does not say what it serves."""
+    if given.url:
+        return replace(demo, id=given.base or served_at(given.url))
+    if given.base is None:
+        return demo
+    environment = demo.environment if given.accelerator == "cpu" else ON_GPU
+    return Base("base", str(Path(given.base).resolve()), given.accelerator, environment)
+
+
+def served_at(url: str) -> str:
+    """The id of the first base that a server lists."""
+    with httpx2.Client(trust_env=False) as http:
+        models = http.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models").raise_for_status().json()["data"]
+    return next((model["id"] for model in models if ":" not in model["id"]), BASE.id)
 
 
 @contextmanager
-def started(name: str, base: Base, engine: Mapping[str, Any], logs: Path) -> Iterator[Running]:
-    """A server of its own with an empty store behind the shaped proxy. Raises peers.NotStarted."""
-    with s3_server() as (endpoint, _), shaped(endpoint) as store, peers.start(name, base, store, dict(engine), logs) as peer:
+def started(direct: bool, name: str, base: Base, engine: Mapping[str, Any], logs: Path) -> Iterator[Running]:
+    """A server of its own with an empty store. Raises peers.NotStarted."""
+    in_front = unshaped if direct else shaped
+    with s3_server() as (endpoint, _), in_front(endpoint) as store, peers.start(name, base, store, engine, logs) as peer:
         yield Running(peer, store)
 
 

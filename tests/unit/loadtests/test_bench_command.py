@@ -65,9 +65,10 @@ def test_the_word_run_means_the_same(script: Script, mine: str, tmp_path: Path):
 
 
 def test_options_go_over_the_scenarios_own(script: Script, mine: str, tmp_path: Path):
-    told(mine, "--peers", "loramux", "--rounds", "2", "--seed", "9", "--out", str(tmp_path / "run"))
+    given = ("--peers", "loramux", "--rounds", "2", "--seed", "9", "--engine", '{"max_num_seqs": 7}')
+    told(mine, *given, "--out", str(tmp_path / "run"))
     ran = json.loads((tmp_path / "run" / "scenario.json").read_text())
-    assert (ran["peers"], ran["rounds"], ran["seed"]) == (["loramux"], 2, 9)
+    assert (ran["peers"], ran["rounds"], ran["seed"], ran["engine"]) == (["loramux"], 2, 9, {"max_num_seqs": 7})
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,9 @@ def test_options_go_over_the_scenarios_own(script: Script, mine: str, tmp_path: 
         (("nonsense",), "no scenario nonsense"),
         (("two-minutes", "--peers", "nobody"), "no such peer: nobody"),
         (("two-minutes", "--rounds", "0"), "--rounds"),
+        (("two-minutes", "--base", "somewhere"), "--base needs --adapters"),
+        (("two-minutes", "--engine", "fast"), "Expecting value"),
+        (("two-minutes", "--peer", "vllm"), "'vllm' is not one of"),
         (("compare", "nowhere", "nowhere"), "nowhere is no run"),
     ],
 )

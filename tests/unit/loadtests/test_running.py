@@ -11,6 +11,7 @@ import pytest
 
 from loadtests import records
 from loadtests.records import Event, MemorySample, Record
+from loadtests.running.clock import Clock
 from loadtests.running.run import run
 from loadtests.sending import Sent
 from tests.unit.loadtests.scripted import ASK_COLD, Script, adapter, says_its_name, scenario
@@ -200,6 +201,19 @@ def test_memory_of_every_part_is_sampled_by_the_phases_clock(tmp_path: Path):
     ran(tmp_path, Script(), peers=["loramux"], memory_every_s=60)
     samples = list(records.read(tmp_path / records.MEMORY, MemorySample))
     assert all((one.part, one.phase) == ("gateway", "ask") and one.at_s >= 0 for one in samples)
+
+
+def test_what_waits_for_a_phase_that_never_begins_is_let_go():
+    clock = Clock()
+    clock.stop()
+    assert not clock.reached(0)
+
+
+def test_only_the_first_beginning_of_a_phase_counts():
+    clock = Clock()
+    clock.begin(1_000_000_000)
+    clock.begin(2_000_000_000)
+    assert clock.at(3_000_000_000) == 2
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
