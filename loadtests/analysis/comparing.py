@@ -70,15 +70,17 @@ def compare(a: Summary, b: Summary) -> Comparison:
     return Comparison(
         scenario=a.scenario.name,
         rows=tuple(row for key in both for row in _rows("/".join(key), of_a[key], of_b[key], late)) + tuple(_plain(a, b, late)),
-        counts={
-            f"{'/'.join(key)}/{name}": (getattr(of_a[key].counts, name), getattr(of_b[key].counts, name))
-            for key in both
-            for name in COUNTS
-        },
+        counts=_counts(a, b),
         grown=tuple(found for key in both if (found := grown("/".join(key), of_a[key], of_b[key]))),
         warnings=warnings,
         missing=tuple("/".join(key) for key in sorted({*of_a} ^ {*of_b})),
     )
+
+
+def _counts(a: Summary, b: Summary) -> dict[str, tuple[float, float]]:
+    """Of loads and of whole phases, where a request may be missing whose load nobody knows."""
+    of_a, of_b = figures(a), figures(b)
+    return {key: (value, of_b[key]) for key, value in of_a.items() if key in of_b and key.rsplit("/", 1)[-1] in COUNTS}
 
 
 def _rows(where: str, a: LoadFigures, b: LoadFigures, late: list[Callable[[str], bool]]) -> Iterator[Row]:

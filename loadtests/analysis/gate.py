@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from loadtests.analysis.figures import COUNTED, evaluated, figures, is_late, keys
+from loadtests.analysis.figures import COUNTED, WHOLE, evaluated, figures, is_late, keys
 from loadtests.analysis.spread import rounded
 from loadtests.analysis.summary import LoadFigures, Summary, Value
 from loadtests.scenario import OURS
@@ -99,8 +99,6 @@ def _chosen(summary: Summary, measured: Mapping[str, float]) -> Iterator[tuple[s
     quickest = min((load for load in ours if load.ttft_ms), key=lambda load: load.ttft_ms.p50.value, default=None)
     for load in ours:
         where = _where(load)
-        for name in MUST_BE_NONE:
-            yield f"{where}/{name}", Kept(value=0)
         for stat in ("p50", "p95"):
             figure = f"{where}/ttft_ms/{stat}"
             over = _reference(summary, load, quickest, stat, measured)
@@ -109,8 +107,11 @@ def _chosen(summary: Summary, measured: Mapping[str, float]) -> Iterator[tuple[s
         if f"{where}/hit_rate" in measured:
             yield f"{where}/hit_rate", Kept(value=measured[f"{where}/hit_rate"], tolerance=1.1, bound=">=")
     for phase in summary.phases:
-        if phase.peer == OURS and phase.fetches:
-            yield f"{phase.peer}/{phase.phase}/*/fetches/max_per_adapter", Kept(value=phase.fetches.max_per_adapter)
+        if phase.peer == OURS:
+            yield from ((f"{OURS}/{phase.phase}/{WHOLE}/{name}", Kept(value=0)) for name in MUST_BE_NONE)
+            if phase.fetches:
+                most = phase.fetches.max_per_adapter
+                yield f"{OURS}/{phase.phase}/{WHOLE}/fetches/max_per_adapter", Kept(value=most)
 
 
 def _where(load: LoadFigures) -> str:

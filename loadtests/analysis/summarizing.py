@@ -179,7 +179,7 @@ def _left_out(scenario: Scenario, parts: Iterable[Part]) -> Iterator[Mark]:
         elif len(rounds) < scenario.rounds:
             yield Mark(where=where, what=f"{len(rounds)} of {scenario.rounds} rounds were measured{why}")
         if unknown := sum(not record.load for record in part.records):
-            yield Mark(where=where, what=f"{unknown} requests of the plan left no line, and no other peer says whose they were")
+            yield Mark(where=where, what=f"requests of the plan that left no line, of which load nobody knows: {unknown}")
 
 
 def _marks(load: LoadFigures) -> Iterator[Mark]:
@@ -196,7 +196,9 @@ def _marks(load: LoadFigures) -> Iterator[Mark]:
     if counts.failed:
         yield Mark(where=where, what=f"{counts.failed} of {counts.planned} requests failed; most said: {counts.said[0].text}")
     if counts.wrong:
-        yield Mark(where=where, what=f"{counts.wrong} answers are not those of the adapter that was asked")
+        yield Mark(
+            where=where, what=f"answers that are not those of the adapter that was asked: {counts.wrong} of {counts.planned}"
+        )
     if counts.tier_other:
         yield Mark(
             where=where, what=f"{counts.tier_other} of {counts.first} adapters were answered from another tier than the one put"
@@ -218,7 +220,7 @@ def _phase_marks(phase: PhaseFigures) -> Iterator[Mark]:
     where = f"{phase.peer}/{phase.phase}"
     for kind, done in phase.changes.items():
         if done.failed:
-            yield Mark(where=where, what=f"{kind} failed {done.failed} times of {done.count}: {done.said[0].text}")
+            yield Mark(where=where, what=f"{kind} failed {done.failed} of {done.count} times: {done.said[0].text}")
     for part, memory in phase.memory.items():
         if memory.rests is False:
             yield Mark(where=where, what=_growing(part, memory))

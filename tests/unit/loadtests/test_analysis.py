@@ -123,7 +123,7 @@ def test_the_five_most_frequent_reasons_are_told():
 def test_answers_that_are_not_the_adapters_own_are_wrong_and_marked():
     found = summary(record(0), record(1, right=False))
     assert found.loads[0].counts.wrong == 1
-    assert "1 answers are not those of the adapter that was asked" in marks(found)
+    assert "answers that are not those of the adapter that was asked: 1 of 2" in marks(found)
 
 
 def test_a_request_that_was_never_seen_again_is_lost_and_marked():
@@ -137,7 +137,7 @@ def test_a_request_without_any_line_is_lost_too():
     assert (found.counts.planned, found.counts.lost) == (2, 0), "no other peer says which load it belonged to"
     whole = summary(record(0), record(2))
     assert figures(whole)["loramux/cold/*/lost"] == 1
-    assert "left no line" in marks(whole)
+    assert "requests of the plan that left no line" in marks(whole)
 
 
 def test_another_peers_record_says_whose_the_missing_line_was():
@@ -302,7 +302,7 @@ def test_changes_that_failed_are_told_and_their_time_counts_nowhere():
     found = summary(record(0), events=events)
     assert figures(found)["loramux/cold/*/publish_s/max"] == 0.5
     assert figures(found)["loramux/cold/*/publish_s/failed"] == 1
-    assert "publish failed 1 times of 2: HTTP 503" in marks(found)
+    assert "publish failed 1 of 2 times: HTTP 503" in marks(found)
 
 
 def test_requests_after_a_move_stand_beside_those_before_it_was_asked_for():
