@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -76,11 +76,13 @@ def without_numbers(planned: tuple[workload.Planned, ...], load: str) -> list[tu
     return [(r.at_s, r.adapter_index, r.prompt, r.max_tokens, r.images) for r in kept]
 
 
+@settings(deadline=None)
 @given(loads, changes, st.integers())
 def test_the_same_seed_gives_the_same_plan(load, changes, seed):
     assert plan(load, seed=seed, changes=changes) == plan(load, seed=seed, changes=changes)
 
 
+@settings(deadline=None)
 @given(loads, loads, changes)
 def test_requests_are_numbered_in_the_order_of_their_times_and_none_leaves_before_its_load_starts(one, other, changes):
     planned = plan(one, other, changes=changes)
@@ -89,6 +91,7 @@ def test_requests_are_numbered_in_the_order_of_their_times_and_none_leaves_befor
     assert all(request.at_s >= min(one.starts_s, other.starts_s) for request in planned)
 
 
+@settings(deadline=None)
 @given(loads, changes, st.integers())
 def test_a_load_beside_another_moves_none_of_its_requests(load, changes, seed):
     other = Load(name="beside", pool="large", arrivals=Gamma(rate_per_s=5, duration_s=3), popularity=POWER, images=1)
@@ -96,6 +99,7 @@ def test_a_load_beside_another_moves_none_of_its_requests(load, changes, seed):
     assert without_numbers(beside, load.name) == without_numbers(alone, load.name)
 
 
+@settings(deadline=None)
 @given(loads, changes)
 def test_longer_prompts_and_answers_move_no_arrival_and_no_choice(load, changes):
     longer = load.model_copy(update={"prompt_tokens": Span(least=100, most=200), "output_tokens": Span(least=5, most=500)})
@@ -103,6 +107,7 @@ def test_longer_prompts_and_answers_move_no_arrival_and_no_choice(load, changes)
     assert pairs[0] == pairs[1]
 
 
+@settings(deadline=None)
 @given(loads, changes)
 def test_only_adapters_are_asked_for_that_are_there(load, changes):
     coming = {one.index: one.from_s for one in workload.newcomers(phase(load, changes=changes), POOLS, load.pool or "small")}
