@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -80,13 +81,20 @@ class DemoMaterial:
 
 
 def make_material(work: Path, adapters: int) -> DemoMaterial:
-    """The demo base and `adapters` adapters with random sentences; made once, kept in `work`."""
+    """The demo base and `adapters` adapters with random sentences; made once, kept in `work`. Raises BadMaterial."""
     python = [sys.executable, "-m"]
-    subprocess.run([*python, "training.demo", str(work), "--only-base"], check=True)
+    _run([*python, "training.demo", str(work), "--only-base"])
     making = [*python, "training.demo_sentences", str(work / "base"), str(work / "random"), str(adapters)]
-    subprocess.run(making, check=True)
+    _run(making)
     sentences = json.loads((work / "random" / "sentences.json").read_text())
     return DemoMaterial((work / "base").resolve(), {name: (work / "random" / name).resolve() for name in sentences}, sentences)
+
+
+def _run(command: list[str]) -> None:
+    """Raises BadMaterial with the last lines of what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BadMaterial("the demo could not be made:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-5:]))
 
 
 # -- adapters of a scenario's pools ------------------------------------------------------------------------------------
@@ -179,7 +187,7 @@ def make(work: Path, pools: Mapping[str, Pool], salt: int = 0) -> Material:
     """The demo base and adapters of it; a few are trained once, in seconds each, and kept in `work`."""
     made = make_material(work, TRAINED)
     sources = tuple(Source(made.folders[name], sentence) for name, sentence in made.sentences.items())
-    supply = Supply(work.resolve() / "variants", sources, salt)
+    supply = Supply(variants_in(work, salt), sources, salt)
     return Material(Base("demo", str(made.base)), supply.pools(pools), supply)
 
 
@@ -188,8 +196,19 @@ def given(folder: Path, base: Base, work: Path, pools: Mapping[str, Pool], salt:
     found = tuple(Source(path.parent, None) for path in sorted(folder.resolve().glob(f"*/{CONFIG}")))
     if not found:
         raise BadMaterial(f"{folder} holds no folders of adapters")
-    supply = Supply(work.resolve() / "variants", found, salt)
+    supply = Supply(variants_in(work, salt), found, salt)
     return Material(base, supply.pools(pools), supply)
+
+
+def variants_in(work: Path, salt: int) -> Path:
+    """Where they lie. Salted ones are of use once: those of earlier runs go."""
+    if not salt:
+        return work.resolve() / "variants"
+    salted = work.resolve() / "salted"
+    for old in salted.glob("*"):
+        if old.name != str(salt):
+            shutil.rmtree(old, ignore_errors=True)
+    return salted / str(salt)
 
 
 def engine_for(pools: Mapping[str, Pool], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,6 +143,13 @@ def test_given_adapters_say_what_nobody_knows(tmp_path: Path):
     assert material.fresh(material.pools["cold"][0], 1).name == "cold-0-f1"
 
 
+def test_salted_variants_of_earlier_runs_go(tmp_path: Path):
+    write_adapter(tmp_path / "given" / "a")
+    first, second = (given(tmp_path / "given", Base("big", "big"), tmp_path, {"cold": Pool(count=1)}, salt) for salt in (1, 2))
+    assert not first.pools["cold"][0].folder.exists()
+    assert second.pools["cold"][0].folder.exists()
+
+
 def test_a_folder_of_no_adapters_is_refused(tmp_path: Path):
     with pytest.raises(BadMaterial, match="no folders of adapters"):
         given(tmp_path, Base("big", "big"), tmp_path, {})
