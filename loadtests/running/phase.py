@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -156,7 +156,8 @@ def send_beside(
 ) -> tuple[Sequence[Sent], list[Done], list[tuple[float, str, int]]]:
     """Sends all, while the steps are carried out and memory is looked at, all by one clock."""
     peer = place.peer
-    models = {one.number: model_of(peer, asked[one.number], one.alias) for one in planned}
+    coming = {step.adapter.name for step in steps if step.do == "publish"}
+    models = {one.number: model_of(peer, asked[one.number], one.alias, coming) for one in planned}
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2, "beside") as pool:
         changing = pool.submit(carry_out, peer, steps, clock)
@@ -170,8 +171,11 @@ def send_beside(
         return sent, done, sampling.result()
 
 
-def model_of(peer: Peer, adapter: Adapter | None, alias: str | None) -> str:
-    return peer.base if adapter is None else peer.model(adapter, alias=alias)
+def model_of(peer: Peer, adapter: Adapter | None, alias: str | None, coming: Collection[str]) -> str:
+    """What is yet to be published has no version that could be asked for: its name has to do."""
+    if adapter is None:
+        return peer.base
+    return peer.model(adapter, alias=alias or ("production" if adapter.name in coming else None))
 
 
 def sample_memory(peer: Peer, clock: Clock, every_s: float | None) -> list[tuple[float, str, int]]:

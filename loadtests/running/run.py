@@ -63,6 +63,7 @@ def run(scenario: Scenario, out: Path, tools: Tools, say: Callable[[str], None] 
     engine = tools.engine(scenario)
     (out / SCENARIO).write_text(scenario.model_dump_json(indent=1) + "\n")
     (out / ENVIRONMENT).write_text(json.dumps(tools.describe(engine), indent=1) + "\n")
+    say("base and adapters (made the first time)")
     material = tools.make(needed(scenario))
     failed: dict[str, str] = {}
     for number, name in turns(scenario):

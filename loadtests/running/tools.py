@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -70,7 +69,7 @@ def material_of(given: Given, pools: Mapping[str, Pool]) -> Material:
     try:
         material = material_from(given.adapters, BASE, WORK, pools, salt) if given.adapters else make(WORK, pools, salt)
         return replace(material, base=base_of(given, material.base))
-    except (BadMaterial, subprocess.CalledProcessError, httpx2.HTTPError, OSError) as error:
+    except (BadMaterial, httpx2.HTTPError, OSError) as error:
         raise NotPrepared(f"{type(error).__name__}: {error}") from error
 
 

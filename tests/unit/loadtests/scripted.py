@@ -101,6 +101,9 @@ class ScriptedPeer:
         self._do("evict", f"{adapter.name} {tier}")
 
     def model(self, adapter: Adapter, version: int | None = None, alias: str | None = None) -> str:
+        """Without an alias the version that was published, and only one that was."""
+        if alias is None and f"{self.name}: add {adapter.name}" not in self.log:
+            raise KeyError(adapter.name)
         return f"demo:{adapter.name}" + (f"@{alias}" if alias else "")
 
     def adapter_of(self, path: str) -> str | None:

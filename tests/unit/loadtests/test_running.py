@@ -243,7 +243,7 @@ def test_a_newcomer_is_asked_for_by_its_own_name(tmp_path: Path):
     script = Script()
     requests, _ = ran(tmp_path, script, ASK_COLD | {"changes": [publish]}, peers=["loramux"])
     assert requests[0].adapter == adapter("cold", 3).name
-    assert script.models[0] == "demo:cold-3"
+    assert script.models[0] == "demo:cold-3@production"
 
 
 def test_two_phases_never_publish_the_same_newcomer(tmp_path: Path):
