@@ -27,8 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/integration" in str(item.path):
             item.add_marker(pytest.mark.integration)
-    # Three engines and those of the stack that the other tests share don't fit into a small machine at once.
-    items.sort(key=lambda item: "test_placement.py" not in str(item.path) or "tests/integration" not in str(item.path))
+    # Their engines and those of the stack that the other tests share don't fit into a small machine at once.
+    own = {f"tests/integration/{name}.py" for name in ("test_placement", "test_bench_peers")}
+    items.sort(key=lambda item: not any(str(item.path).endswith(name) for name in own))
 
 
 @pytest.fixture(scope="session")
