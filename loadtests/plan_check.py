@@ -1,8 +1,8 @@
 """The plan's simulation beside measured runs: `python -m loadtests.plan_check`.
 
-Replays the seeded traces of `results/thrash` and `results/placement` with their slots, replicas and closed loop of clients. How long
-an answer takes is taken from each run's in-cache case, in which nothing is loaded; nothing else of the run is used. Which replica
-owns an adapter is chance (a hash of its name), so each trace is replayed with several numberings of its adapters.
+Replays the seeded traces of `results/thrash` and `results/placement` with their slots, replicas and closed loop of clients. How
+long an answer takes is taken from each run's in-cache case, in which nothing is loaded; nothing else of the run is used. Which
+replica owns an adapter is chance (a hash of its name), so each trace is replayed with several numberings of its adapters.
 """
 
 from __future__ import annotations

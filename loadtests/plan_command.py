@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from loadtests.planning import Plan, Step, Times, Wish
 
 MIB, GIB, MB = 2**20, 2**30, 1e6
+UNITS = {"GiB": GIB, "MiB": MIB, "KiB": 2**10}
 LORAMUX = Path(sys.executable).with_name("loramux")
-EXAMPLE = "Example: loramux bench plan --adapters 2000 --size-mib 175 --rate 20 --requests-per-replica-s 10 --alpha 1.2"
+EXAMPLE = "Example: loramux bench plan --rate 20 --requests-per-replica-s 10"
 
 
 def plan(  # noqa: PLR0913, PLR0917 (a command has as many parameters as it has options)
@@ -70,7 +72,8 @@ def plan(  # noqa: PLR0913, PLR0917 (a command has as many parameters as it has 
         seed=seed,
     )
     try:
-        made = planning.plan(wish, lambda asked: [planning.Case.of(answer) for answer in answers(asked, as_json)])
+        with _patience():
+            made = planning.plan(wish, lambda asked: [planning.Case.of(answer) for answer in answers(asked, as_json)])
     except planning.BadWish as error:
         _fail(str(error), as_json)
     _show(made, wish, as_json)
@@ -148,6 +151,13 @@ def _times(measured: Path | None, fetch_mb_per_s: float, load_mb_per_s: float, a
         _fail(f"{measured}: {error}", as_json)
 
 
+def _patience() -> AbstractContextManager[Any]:
+    """A sign of life for a minute of simulating, where somebody looks."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("simulating")
+
+
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,19 +179,22 @@ def _show(made: Plan, wish: Wish, as_json: bool) -> None:
 
 
 def _plan_table(made: Plan, wish: Wish) -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
 
     case = made.expected
-    table = Table(title=f"{len(wish.sizes_bytes):,} adapters, {gib(sum(wish.sizes_bytes))}, {wish.rate_per_s:g} requests/s")
+    table = Table(
+        title=f"{len(wish.sizes_bytes):,} adapters, {size(sum(wish.sizes_bytes))}, {wish.rate_per_s:g} requests/s", box=SIMPLE
+    )
     table.add_column("plan")
     table.add_column("", justify="right")
     for name, value in (
         ("replicas", f"{made.replicas}"),
         ("slots of each (max_cpu_loras)", f"{made.slots}"),
-        ("host memory of each for them", gib(made.memory_bytes)),
-        ("and while loading, at most", gib(made.staged_bytes)),
+        ("host memory of each for them", size(made.memory_bytes)),
+        ("and while loading, at most", size(made.staged_bytes)),
         ("nodes", f"{made.nodes}"),
-        ("disk of each (cache.budget_bytes)", gib(made.disk_bytes)),
+        ("disk of each (cache.budget_bytes)", size(made.disk_bytes)),
         (
             "answers by tier: engine / disk / remote",
             " / ".join(percent(case.tiers[tier]) for tier in ("engine", "disk", "remote")),
@@ -199,12 +212,16 @@ def _plan_table(made: Plan, wish: Wish) -> Any:
 
 
 def _steps_table(made: Plan) -> Any:
+    from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title="One step less or more; memory and disk of all together")
-    columns = ("step", "replicas", "slots", "cold", "of store", "memory", "disk")
+    table = Table(title="One step less or more (memory and disk of all replicas and nodes)", box=SIMPLE)
+    columns = ("", "replicas", "slots", "cold", "store", "memory", "disk")
     for column in columns:
-        table.add_column(column, justify="left" if column == "step" else "right")
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    case = made.expected
+    cold, store = percent(case.cold_share), percent(case.tiers["remote"])
+    table.add_row("the plan", str(made.replicas), str(made.slots), cold, store, "", "")
     for step in made.steps:
         table.add_row(*_step_cells(step))
     return table
@@ -216,15 +233,19 @@ def _step_cells(step: Step) -> tuple[str, ...]:
         step.what,
         str(case.replicas),
         str(case.slots),
-        f"{percent(case.cold_share)} ({100 * step.cold_by:+.1f})",
-        f"{percent(case.tiers['remote'])} ({100 * step.store_by:+.1f})",
-        f"{step.memory_by_bytes / GIB:+.1f} GiB",
-        f"{step.disk_by_bytes / GIB:+.1f} GiB",
+        percent(case.cold_share),
+        percent(case.tiers["remote"]),
+        size(step.memory_by_bytes, "+"),
+        size(step.disk_by_bytes, "+"),
     )
 
 
-def gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.1f} GiB"
+def size(size_bytes: float, sign: str = "") -> str:
+    """In the largest unit of which there is one at least; `sign` is `+` for differences."""
+    if not size_bytes:
+        return "0"
+    unit = next((unit for unit in UNITS if abs(size_bytes) >= UNITS[unit]), "KiB")
+    return f"{size_bytes / UNITS[unit]:{sign}.1f} {unit}"
 
 
 def percent(share: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ GIB, MIB = 2**30, 2**20
 CHUNK = 3  # slots asked for at once, while none has done
 MOST_REPLICAS_TRIED = 6
 DISKS_TRIED = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75)  # of the adapters' bytes
+SIZES_APART = 4  # times; beyond that measured times are no longer in proportion to bytes
 MOST_BLOCKED = 0.05  # of loads; beyond that the simulation's waits are too long
 DEFAULT_ROOM = 64  # of `bases[].room`
 
@@ -27,7 +29,8 @@ class BadWish(Exception):
 
 @dataclass(frozen=True)
 class Times:
-    """A fetch takes `fetch_s` and its bytes over the rate, a load likewise; hot TTFT where it is known."""
+    """A fetch takes `fetch_s` and its bytes over the rate, a load likewise; hot TTFT where it is known. `measured_bytes`: the
+    size of the adapters that they were measured with."""
 
     fetch_s: float = 0.0
     fetch_bytes_per_s: float = 500e6
@@ -35,6 +38,7 @@ class Times:
     load_bytes_per_s: float = 700e6
     hot_p50_ms: float | None = None
     hot_p95_ms: float | None = None
+    measured_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ def disks_to_try(wish: Wish, slots: int) -> list[int]:
 def question(wish: Wish, slots: Sequence[int], replicas: Sequence[int], disks: Sequence[int | None] = (None,)) -> dict[str, Any]:
     """For `python -m serve_app.simulation plan --json`."""
     times = asdict(wish.times)
-    p50, p95 = times.pop("hot_p50_ms"), times.pop("hot_p95_ms")
+    p50, p95, _ = (times.pop(name) for name in ("hot_p50_ms", "hot_p95_ms", "measured_bytes"))
     return times | {
         "sizes_bytes": wish.sizes_bytes,
         "slots": slots,
@@ -307,6 +311,7 @@ def notes(wish: Wish, chosen: Case) -> Iterable[str]:
             f"{100 * chosen.blocked_share:.0f} % of loads find every place in use by running answers;"
             " waits are shorter than that in truth, since places close to new answers"
         )
+    yield from _sizes_apart(wish)
     busiest_per_s = chosen.busiest_share * wish.rate_per_s
     room = max(1, math.floor(wish.requests_per_replica_s * wish.answer_s))
     if busiest_per_s > wish.requests_per_replica_s and room < wish.room:
@@ -314,6 +319,16 @@ def notes(wish: Wish, chosen: Case) -> Iterable[str]:
             f"the busiest replica gets {busiest_per_s:.1f} requests a second, over {wish.requests_per_replica_s:g}: adapters get"
             f" another replica only from `room` ({wish.room}) requests at once on; `bases[].room: {room}` spreads them earlier"
             f" (plan again with --room {room})"
+        )
+
+
+def _sizes_apart(wish: Wish) -> Iterable[str]:
+    """A small adapter's time is hardly its bytes, so nothing follows from it for a large one."""
+    measured, planned = wish.times.measured_bytes, statistics.median(wish.sizes_bytes)
+    if measured and not 1 / SIZES_APART <= planned / measured <= SIZES_APART:
+        yield (
+            f"times were measured with adapters of {measured / MIB:.1f} MiB and stretched to {planned / MIB:.1f} MiB (the median):"
+            " waits and TTFT say little; measure with adapters of that size"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from loadtests.analysis.summary import LoadFigures, Split, Spread, Summary
+from loadtests.analysis.summary import LoadFigures, Spread, Summary
 from loadtests.planning import Times
 
 OURS = "loramux"
@@ -22,21 +22,25 @@ def times_of(summary: Summary) -> Times:
     fetched = _most(loads, lambda load: _stage(load, "fetch"), "remote", "an adapter from the store with its fetch stage")
     loaded = _most(loads, lambda load: _stage(load, "load"), None, "a load of an adapter with its stage")
     hot = _most(loads, lambda load: _tier(load, "engine"), None, "an answer from tier engine")
-    fetch_s, fetch_rate = _rate(_stage_s(fetched, "fetch"), fetched)
-    load_s, load_rate = _rate(_stage_s(loaded, "load") + _stage_s(loaded, "stage"), loaded)
     hot_ms = _tier(hot, "engine")
     assert hot_ms is not None
-    return Times(fetch_s, fetch_rate, load_s, load_rate, hot_ms.p50.value, max(hot_ms.p50.value, hot_ms.p95.value))
+    return Times(
+        *_rate(_stage_s(fetched, "fetch"), fetched),
+        *_rate(_stage_s(loaded, "load") + _stage_s(loaded, "stage"), loaded),
+        hot_p50_ms=hot_ms.p50.value,
+        hot_p95_ms=max(hot_ms.p50.value, hot_ms.p95.value),
+        measured_bytes=_size(fetched),
+    )
 
 
 def _most(
     loads: Iterable[LoadFigures], spread: Callable[[LoadFigures], Spread | None], tier: str | None, what: str
 ) -> LoadFigures:
     def count(load: LoadFigures) -> int:
-        found = spread(load) if tier is None else _tier(load, tier)
-        return found.count if found is not None else 0
+        shown, of_tier = spread(load), spread(load) if tier is None else _tier(load, tier)
+        return min(shown.count, of_tier.count) if shown is not None and of_tier is not None else 0
 
-    fitting = [load for load in loads if spread(load) is not None and count(load)]
+    fitting = [load for load in loads if count(load)]
     if not fitting:
         raise NotMeasured(f"the run has no answer of {OURS} that shows {what}")
     return max(fitting, key=count)
@@ -57,11 +61,11 @@ def _tier(load: LoadFigures, tier: str) -> Spread | None:
 
 def _rate(took_s: float, load: LoadFigures) -> tuple[float, float]:
     """Seconds whatever the size, and bytes a second."""
+    size_bytes = _size(load)
+    return (0.0, size_bytes / took_s) if size_bytes and took_s else (took_s, AT_ONCE_BYTES_PER_S)
+
+
+def _size(load: LoadFigures) -> float | None:
+    """The median of those of the rank that was asked for most."""
     sized = [split for split in load.splits if split.by == "rank" and split.size_bytes]
-    if not sized or not took_s:
-        return took_s, AT_ONCE_BYTES_PER_S
-    return 0.0, _size(sized) / took_s
-
-
-def _size(sized: list[Split]) -> float:
-    return max(sized, key=lambda split: split.ttft_ms.count).size_bytes or 0.0
+    return max(sized, key=lambda split: split.ttft_ms.count).size_bytes if sized else None

@@ -75,8 +75,9 @@ class Disk:
         self._loads.fetches += 1
         self._loads.fetched_bytes += size_bytes
         self._make_room(self._used_bytes + size_bytes - self._budget_bytes)
-        self._put(adapter, CacheEntry(str(adapter), size_bytes, self._clock.now_s))
-        for there in self._fetching.pop(adapter):
+        waiting = self._fetching.pop(adapter)
+        self._put(adapter, CacheEntry(str(adapter), size_bytes, self._clock.now_s, float(len(waiting))))
+        for there in waiting:
             there()
 
     def _make_room(self, need_bytes: int) -> None:
