@@ -327,8 +327,8 @@ def _sizes_apart(wish: Wish) -> Iterable[str]:
     measured, planned = wish.times.measured_bytes, statistics.median(wish.sizes_bytes)
     if measured and not 1 / SIZES_APART <= planned / measured <= SIZES_APART:
         yield (
-            f"times were measured with adapters of {measured / MIB:.1f} MiB and stretched to {planned / MIB:.1f} MiB (the median):"
-            " waits and TTFT say little; measure with adapters of that size"
+            f"times were measured with adapters of {measured / MIB:.1f} MiB and stretched to {planned / MIB:.1f} MiB"
+            " (the median): waits and TTFT say little; measure with adapters of that size"
         )
 
 
