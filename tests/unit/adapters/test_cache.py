@@ -250,8 +250,12 @@ async def test_fetches_beyond_the_limit_wait_their_turn_and_one_that_fails_gives
     store.gate = asyncio.Event()
     store.fail(DOWN, method="get_range", key_part=adapters[0].digest)
     waiters = [asyncio.create_task(cache.fetch(adapter)) for adapter in adapters]
-    await until(lambda: waiters[0].done() and store.count("get_range", adapters[2].digest) > 0)
-    assert store.count("get_range", adapters[3].digest) == 0
+
+    def reading() -> int:
+        return sum(store.count("get_range", adapter.digest) > 0 for adapter in adapters[1:])
+
+    await until(lambda: waiters[0].done() and reading() >= 2)
+    assert reading() == 2, "which of them comes last is not said"
     store.gate.set()
     results = await asyncio.gather(*waiters, return_exceptions=True)
     assert [type(result) for result in results] == [StoreUnreachable, bool, bool, bool]
