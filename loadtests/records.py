@@ -73,10 +73,10 @@ class Record:
 class Event:
     """Something that the harness did or saw beside the requests.
 
-    Kinds: `phase` (began; `details.wall_ns`), `put` (a tier was set and checked), `publish`, `republish`, `promote`, `evict`
-    (what a scenario's changes ask for; `took_s`, `details.failed` with the reason), `fetch` (a read of an adapter's weights
-    at the store; `details.bytes`, `took_s`), `store` (the store's shape changed), `loads` (`details.count`: loads that the
-    server counted in the phase, where its answers don't tell).
+    Kinds: `phase` (began; `details.wall_ns`, and how many requests are `planned`), `put` (a tier was set and checked), `publish`,
+    `republish`, `promote`, `evict` (what a scenario's changes ask for; `took_s`, `details.failed` with the reason), `fetch` (a
+    read of an adapter's weights at the store; `details.bytes`, `took_s`), `store` (the store's shape changed), `loads`
+    (`details.count`: loads that the server counted in the phase, where its answers don't tell).
     """
 
     peer: str

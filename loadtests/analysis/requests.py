@@ -20,14 +20,18 @@ class BadRun(Exception):
     """Records that can't be one run's."""
 
 
-def completed(records: Sequence[Record]) -> list[Record]:
+def completed(records: Sequence[Record], events: Iterable[Event] = ()) -> list[Record]:
     """The records, and a lost one for each number of a phase's plan that left no line at all.
 
-    Every peer of a round gets the same plan, so another one's record says what the missing one was; where none has it, its load
-    is unknown. Raises BadRun for two lines of one request.
+    How long a plan is, its event `phase` says; without that it ends with the last number that anybody has. Every peer of a round
+    gets the same plan, so another one's record says what the missing one was; where none has it, its load is unknown. Raises
+    BadRun for two lines of one request.
     """
     plans: dict[tuple[int, str], dict[int, Record]] = defaultdict(dict)
     found: dict[tuple[str, int, str], set[int]] = defaultdict(set)
+    told = {(event.peer, event.round, event.phase): event.details.get("planned", 0) for event in events if event.kind == "phase"}
+    for key in told:
+        found[key] = set()
     for record in records:
         plans[record.round, record.phase][record.number] = record
         there = found[record.peer, record.round, record.phase]
@@ -37,7 +41,7 @@ def completed(records: Sequence[Record]) -> list[Record]:
     missing = [
         _lost(plans[round_, phase].get(number), peer, round_, phase, number)
         for (peer, round_, phase), there in found.items()
-        for number in range(max(plans[round_, phase]) + 1)
+        for number in range(max(told.get((peer, round_, phase), 0), max(plans[round_, phase], default=-1) + 1))
         if number not in there
     ]
     return [*records, *missing]

@@ -40,7 +40,8 @@ def summarize(
     samples: Iterable[MemorySample],
 ) -> Summary:
     """Raises BadRun for records that can't be one run's, UnknownFigure for an aim about a figure that there can't be."""
-    parts = _parts(scenario, requests.completed(list(records)), events, samples)
+    events = list(events)
+    parts = _parts(scenario, requests.completed(list(records), events), events, samples)
     measured = [part for part in parts if part.records]
     loads = tuple(_load(scenario, part, load) for part in measured for load in part.phase.loads if part.of_load(load))
     phases = tuple(_phase(scenario, environment, part) for part in measured)

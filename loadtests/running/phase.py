@@ -75,7 +75,7 @@ def run_phase(place: Place, scenario: Scenario, phase: Phase) -> Lines:
     sent, done, samples = send_beside(place, place.raw / phase.name, planned, asked, steps, clock, scenario.memory_every_s)
     fetches = place.store.fetches() if place.store else ()
     events = [
-        mark.event(0.0, "phase", wall_ns=clock.began_ns),
+        mark.event(0.0, "phase", wall_ns=clock.began_ns, planned=len(planned)),
         *(mark.event(clock.at(one.wall_ns), "put", None, one.took_s, pool=one.pool, tier=one.tier) for one in puts),
         *([mark.event(0.0, "store", **shape.model_dump(exclude_defaults=True))] if shape != UNSHAPED else []),
         *(event_of(mark, one) for one in done),

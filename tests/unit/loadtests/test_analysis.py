@@ -146,6 +146,12 @@ def test_another_peers_record_says_whose_the_missing_line_was():
     assert figures(found)["loramux/cold/one/lost"] == 1
 
 
+def test_the_last_lines_of_a_plan_are_missed_as_well():
+    plan = Event("loramux", 0, "cold", 0.0, "phase", details={"planned": 4})
+    found = summary(record(0), record(1), events=(plan,))
+    assert figures(found)["loramux/cold/*/lost"] == 2
+
+
 def test_a_round_whose_plan_is_shorter_lost_nothing():
     first = [record(n) for n in range(5)]
     assert figures(summary(*first, *(replace(one, round=1) for one in first[:3])))["loramux/cold/one/lost"] == 0
