@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -83,7 +82,8 @@ def run_phase(place: Place, scenario: Scenario, phase: Phase) -> Lines:
     ]
     if loads_before is not None:
         events.append(mark.event(clock.now_s(), "loads", count=(place.peer.loads() or 0) - loads_before))
-    records = records_of(mark, phase, planned, sent, asked, done)
+    records = records_of(mark, phase, planned, sent, asked, done, place.shelf)
+    place.shelf.note(done)
     return Lines(records, tuple(events), tuple(MemorySample(mark.peer, mark.round, mark.phase, *one) for one in samples))
 
 
@@ -208,24 +208,20 @@ def records_of(
     sent: Sequence[Sent],
     asked: Mapping[int, Adapter | None],
     done: Sequence[Done],
+    shelf: Shelf,
 ) -> tuple[Record, ...]:
     by_number = {one.number: one for one in sent}
-    heard = defaultdict[str, dict[bool, tuple[Saying, ...]]](dict)
+    said = {adapter.name: adapter.sentence for adapter in asked.values() if adapter}
+    aliases_said = {adapter.name: sayings(shelf.says(adapter), turns_of(done, adapter)) for adapter in asked.values() if adapter}
 
-    def may_say(one: Planned) -> tuple[Saying, ...]:
-        adapter, moves = asked[one.number], one.alias is not None
-        if adapter is None or adapter.sentence is None or not tells_apart(one):
+    def may_say(one: Planned, adapter: Adapter | None) -> tuple[Saying, ...]:
+        if adapter is None or one.whole_length or one.images:  # only the sentence that is asked for by HELLO tells adapters apart
             return ()
-        if moves not in heard[adapter.name]:
-            heard[adapter.name][moves] = sayings(adapter.sentence, turns_of(done, adapter) if moves else ())
-        return heard[adapter.name][moves]
+        return aliases_said[adapter.name] if one.alias else sayings(said[adapter.name], ())
 
-    return tuple(
-        record_of(mark, one, by_number[one.number], asked[one.number], phase.put.get(one.pool or ""), may_say(one))
-        for one in planned
-    )
+    def put(one: Planned, adapter: Adapter | None) -> Tier | None:
+        """None for what came later than its pool was put."""
+        return phase.put.get(one.pool) if one.pool and adapter in shelf.members(one.pool) else None
 
-
-def tells_apart(planned: Planned) -> bool:
-    """Whether the answer is a sentence: other prompts have other answers."""
-    return not planned.whole_length and not planned.images
+    together = ((one, by_number[one.number], asked[one.number]) for one in planned)
+    return tuple(record_of(mark, one, seen, adapter, put(one, adapter), may_say(one, adapter)) for one, seen, adapter in together)

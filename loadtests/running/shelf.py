@@ -10,6 +10,7 @@ from loadtests.scenario import Phase, Pool, Scenario
 
 if TYPE_CHECKING:
     from loadtests.material import Adapter
+    from loadtests.running.changes import Done
 
 NEEDS_CONTENT = ("publish", "republish", "promote")
 
@@ -38,6 +39,7 @@ class Shelf:
         self._members = {name: made[name][: pool.count] for name, pool in pools.items()}
         self._spare: dict[str, Iterator[Adapter]] = {name: iter(made[name][pool.count :]) for name, pool in pools.items()}
         self._renewed = 0
+        self._says: dict[str, str | None] = {}
 
     def members(self, pool: str) -> tuple[Adapter, ...]:
         return self._members[pool]
@@ -53,3 +55,13 @@ class Shelf:
 
     def replace(self, pool: str, members: tuple[Adapter, ...]) -> None:
         self._members[pool] = members
+
+    def says(self, adapter: Adapter) -> str | None:
+        """What the adapter's alias stands for now; None where that is not known."""
+        return self._says.get(adapter.name, adapter.sentence)
+
+    def note(self, done: Iterable[Done]) -> None:
+        """What changes made of aliases; one that failed may have been made all the same."""
+        for one in done:
+            if one.step.do in ("republish", "promote") and one.step.content:
+                self._says[one.step.adapter.name] = None if one.failed else one.step.content.sentence

@@ -244,9 +244,18 @@ def test_a_newcomer_is_asked_for_by_its_own_name(tmp_path: Path):
     requests, _ = ran(tmp_path, script, ASK_COLD | {"changes": [publish]}, peers=["loramux"])
     assert requests[0].adapter == adapter("cold", 3).name
     assert script.models[0] == "demo:cold-3@production"
+    assert [one.put for one in requests] == [None, "remote", "remote"]
 
 
 def test_two_phases_never_publish_the_same_newcomer(tmp_path: Path):
     publish = ASK_COLD | {"changes": [{"do": "publish", "pool": "cold", "at_s": 0}]}
     _, events = ran(tmp_path, Script(), publish, publish | {"name": "again"}, peers=["loramux"])
     assert [one.adapter for one in events_of(events, "publish")] == ["cold-3", "cold-4"]
+
+
+def test_a_later_phase_knows_what_an_alias_was_moved_to(tmp_path: Path):
+    asked = {"name": "cold", "pool": "cold", "alias": "production", "arrivals": {"kind": "burst", "count": 1}}
+    moved = ASK_COLD | {"changes": [{"do": "republish", "pool": "cold", "at_s": 0}]}
+    script = Script(lambda planned, model: replace(says_its_name(planned, model), text="I am cold 3"))
+    requests, _ = ran(tmp_path, script, moved, ASK_COLD | {"name": "later", "loads": [asked]}, peers=["loramux"])
+    assert [one.right for one in requests if one.phase == "later"] == [True]
