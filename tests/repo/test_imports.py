@@ -32,6 +32,7 @@ def imported(module: str, away: Path) -> dict:
         ("adapters", HEAVY | WEB),
         ("adapters.cli", HEAVY | WEB),
         ("gateway", HEAVY | WEB),
+        ("loadtests.commands", HEAVY | WEB | {"numpy", "matplotlib", "pydantic", "boto3"}),
         ("gateway.app", HEAVY),
         ("serve_app", HEAVY | WEB),
         ("serve_app.commands", HEAVY | WEB),

@@ -12,6 +12,7 @@ import pytest
 from loadtests import records
 from loadtests.records import Event, MemorySample, Record
 from loadtests.running.clock import Clock
+from loadtests.running.environment import describe
 from loadtests.running.run import run
 from loadtests.sending import Sent
 from tests.unit.loadtests.scripted import ASK_COLD, Script, adapter, says_its_name, scenario
@@ -195,6 +196,13 @@ def test_a_run_says_what_was_run_and_where(tmp_path: Path):
     ran(tmp_path, Script(), peers=["loramux"], engine={"max_loras": 2}, seed=5)
     assert json.loads((tmp_path / "scenario.json").read_text())["seed"] == 5
     assert json.loads((tmp_path / "environment.json").read_text())["engine"] == {"max_loras": 2}
+
+
+def test_a_run_tells_versions_and_machine_and_no_paths():
+    told = describe({"max_loras": 4}, aiperf="0.13.0")
+    assert told["versions"]["aiperf"] == "0.13.0" and told["versions"]["python"]
+    assert told["cores"] >= 1 and told["memory_bytes"] > 2**20 and told["engine"] == {"max_loras": 4}
+    assert str(Path.home()) not in json.dumps(told) and str(Path.cwd()) not in json.dumps(told)
 
 
 def test_memory_of_every_part_is_sampled_by_the_phases_clock(tmp_path: Path):
