@@ -72,7 +72,8 @@ async def _begin(command: Path, arguments: Sequence[str], folder: Path) -> async
                 stdout=out,
                 stderr=out,
                 env=_surroundings(folder),
-                start_new_session=True,
+                # No session of its own: Linux' autogroups share cores out by session, and beside an engine aiperf's would wait.
+                process_group=0,
             )
     except OSError as trouble:
         raise SenderFailed(f"aiperf does not start: {trouble}") from trouble
