@@ -18,7 +18,7 @@ check: setup     ## style, layers, units and contracts, in a few minutes
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m pytest tests/unit tests/repo tests/contracts
 
-bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run of ten minutes
+bench: setup     ## LoraMux beside stock Ray Serve LLM and vLLM's own server, in one run
 	@$(BIN)/loramux bench beside
 
 setup:           ## only make .venv; PYTHON=... names another Python, GPU=1 is for a GPU machine (Python 3.12)
