@@ -103,7 +103,7 @@ def started(base: Base, engine: Mapping[str, Any], folder: Path) -> Iterator[VLL
         environment = {
             **base.environment,
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-            "VLLM_PLUGINS": "lora_filesystem_resolver",
+            "VLLM_PLUGINS": "lora_filesystem_resolver,loramux_wait_asleep",
             "VLLM_LORA_RESOLVER_CACHE_DIR": adapters,
         }
         with process(command, environment, log=folder / "server.log") as running:

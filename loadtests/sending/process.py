@@ -72,7 +72,7 @@ async def _begin(command: Path, arguments: Sequence[str], folder: Path) -> async
                 stdout=out,
                 stderr=out,
                 env=_surroundings(folder),
-                # No session of its own: Linux' autogroups share cores out by session, and beside an engine aiperf's would wait.
+                # No session of its own: Linux shares cores out by session (autogroup), and this is one with the caller's work.
                 process_group=0,
             )
     except OSError as trouble:

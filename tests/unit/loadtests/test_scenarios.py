@@ -25,6 +25,7 @@ PROMISED = {
     "faulty-store",
     "newcomers",
     "promote",
+    "one-gpu",
     "publish-storm",
     "soak",
     "two-minutes",
