@@ -59,6 +59,7 @@ def run_scenario(
     direct: Annotated[
         bool, typer.Option("--direct", help="No proxy before the store: nothing shaped, no fetch counted.")
     ] = False,
+    adapters_at: Annotated[str | None, typer.Option(help="s3://bucket/prefix: where stock at --url finds adapters.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a scenario, `bench SCENARIO` for short: start each peer in turn, send the same requests, leave lines and a report."""
@@ -76,7 +77,7 @@ def run_scenario(
     from loadtests.running.tools import Given
 
     folder = out or RUNS / time.strftime(f"{chosen.name}-%Y-%m-%d-%H%M%S")
-    _run(chosen, folder, Given(url, base, adapters, accelerator, direct), as_json)
+    _run(chosen, folder, Given(url, base, adapters, accelerator, direct, adapters_at), as_json)
 
 
 bench.command("plan", epilog=plan_command.EXAMPLE)(plan_command.plan)

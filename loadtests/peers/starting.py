@@ -35,10 +35,13 @@ def start(name: str, base: Base, store: Store, engine: Mapping[str, Any], folder
         yield peer
 
 
-def attached(name: str, url: str, base: str, *, slots: int = SLOTS) -> Peer:
-    """A server that somebody else runs at `url`. Of LoraMux everything works but its processes; stock's adapters must lie in its
-    bucket already. `slots` is how many adapters stock keeps at once. Raises NotStarted for servers that can't be attached."""
+def attached(name: str, url: str, base: str, *, slots: int = SLOTS, adapters_at: str | None = None) -> Peer:
+    """A server that somebody else runs at `url`. Of LoraMux everything works but its processes. Stock takes adapters where
+    `adapters_at` says that it looks for them (`s3://bucket/prefix`), and keeps `slots` of them at once. Raises NotStarted for
+    servers that can't be attached."""
     if name not in ATTACHABLE:
         raise NotStarted(f"{name} can't be attached, only {', '.join(ATTACHABLE)}")
     url = url.rstrip("/").removesuffix("/v1")
-    return loramux.LoraMux(url, base) if name == "loramux" else stock.Stock(name, url, base, slots)
+    if name == "loramux":
+        return loramux.LoraMux(url, base)
+    return stock.Stock(name, url, base, slots, stock.adapter_path(adapters_at) if adapters_at else None)

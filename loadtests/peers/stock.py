@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import boto3
 import psutil
 
 from loadtests.material import CONFIG, WEIGHTS, Adapter, Base
@@ -16,16 +18,39 @@ from loadtests.memory import processes_below
 from loadtests.peers.asking import ask_once
 from loadtests.peers.peer import CannotDo, NotPut, check_room
 from loadtests.records import Tier
-from loadtests.servers import BUCKET, KEYS, free_port, process, s3_client, wait_for_answer
+from loadtests.servers import BUCKET, KEYS, NotStarted, free_port, process, s3_client, wait_for_answer
 from loadtests.shaping import Store
 from loadtests.stock import loads_at
 
 APP = Path(__file__).resolve().parents[1] / "stock_app.py"
+PREFIX = "lora"
+S3 = "s3://"
+
+
+@dataclass(frozen=True)
+class AdapterPath:
+    """Where it finds adapters, its `dynamic_lora_loading_path`: a folder for each below a prefix of a bucket."""
+
+    client: Any
+    bucket: str
+    prefix: str
+
+    def upload(self, name: str, content: Adapter) -> None:
+        for file in (CONFIG, WEIGHTS):
+            self.client.upload_file(str(content.folder / file), self.bucket, f"{self.prefix}/{name}/{file}")
+
+
+def adapter_path(url: str) -> AdapterPath:
+    """Of `s3://bucket/prefix`, with endpoint and credentials as the environment has them. Raises NotStarted."""
+    bucket, _, prefix = url.removeprefix(S3).strip("/").partition("/")
+    if not url.startswith(S3) or not bucket or not prefix:
+        raise NotStarted(f"{url} is no path of adapters: s3://bucket/prefix is")
+    return AdapterPath(boto3.client("s3"), bucket, prefix)
 
 
 class Stock:
     """It forgets nothing and says nothing of tiers: an adapter that nobody has asked for is in the store, one that was asked for
-    just now is in the engine. `store` is None where adapters lie in its bucket already; `slots` is how many it keeps at once."""
+    just now is in the engine. `path` is None where nobody said where its adapters lie; `slots` is how many it keeps at once."""
 
     def __init__(
         self,
@@ -33,7 +58,7 @@ class Stock:
         url: str,
         base: str,
         slots: int,
-        store: Any | None = None,
+        path: AdapterPath | None = None,
         pid: int | None = None,
         metrics_file: Path | None = None,
     ) -> None:
@@ -42,7 +67,7 @@ class Stock:
         self.base = base
         self.pid = pid
         self._slots = slots
-        self._store = store
+        self._path = path
         self._metrics_file = metrics_file
         self._used: set[str] = set()
 
@@ -96,10 +121,9 @@ class Stock:
         return processes_below(self.pid) if self.pid else {}
 
     def _upload(self, name: str, content: Adapter) -> None:
-        if self._store is None:
-            raise CannotDo("where this server's adapters lie is not known here")
-        for file in (CONFIG, WEIGHTS):
-            self._store.upload_file(str(content.folder / file), BUCKET, f"lora/{name}/{file}")
+        if self._path is None:
+            raise CannotDo("where this server's adapters lie is not known: name it with --adapters-at s3://bucket/prefix")
+        self._path.upload(name, content)
 
 
 @contextmanager
@@ -125,4 +149,5 @@ def started(
     with process([sys.executable, str(APP)], environment, log=folder / "server.log") as running:
         url = f"http://127.0.0.1:{port}"
         wait_for_answer(url, base.id, running)
-        yield Stock(name, url, base.id, engine["max_loras"], s3_client(store.upstream), running.pid, metrics_file)
+        path = AdapterPath(s3_client(store.upstream), BUCKET, PREFIX)
+        yield Stock(name, url, base.id, engine["max_loras"], path, running.pid, metrics_file)

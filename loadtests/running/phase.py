@@ -212,7 +212,8 @@ def records_of(
 ) -> tuple[Record, ...]:
     by_number = {one.number: one for one in sent}
     said = {adapter.name: adapter.sentence for adapter in asked.values() if adapter}
-    aliases_said = {adapter.name: sayings(shelf.says(adapter), turns_of(done, adapter)) for adapter in asked.values() if adapter}
+    turns = {adapter.name: turns_of(done, adapter) for adapter in asked.values() if adapter}
+    aliases_said = {adapter.name: sayings(shelf.says(adapter), turns[adapter.name]) for adapter in asked.values() if adapter}
 
     def may_say(one: Planned, adapter: Adapter | None) -> tuple[Saying, ...]:
         if adapter is None or one.whole_length or one.images:  # only the sentence that is asked for by HELLO tells adapters apart
@@ -220,8 +221,11 @@ def records_of(
         return aliases_said[adapter.name] if one.alias else sayings(said[adapter.name], ())
 
     def put(one: Planned, adapter: Adapter | None) -> Tier | None:
-        """None for what came later than its pool was put."""
-        return phase.put.get(one.pool) if one.pool and adapter in shelf.members(one.pool) else None
+        """None for what came later than its pool was put, and for an alias that has moved since: nobody put its new version."""
+        if adapter is None or one.pool is None or adapter not in shelf.members(one.pool):
+            return None
+        moved = one.alias and any(turn.began_s <= one.at_s for turn in turns[adapter.name])
+        return None if moved else phase.put.get(one.pool)
 
     together = ((one, by_number[one.number], asked[one.number]) for one in planned)
     return tuple(record_of(mark, one, seen, adapter, put(one, adapter), may_say(one, adapter)) for one, seen, adapter in together)

@@ -37,13 +37,14 @@ class NotPrepared(Exception):
 class Given:
     """What a user names in place of ours. `url` is a server that runs already, `base` its base's id there, else the folder of a
     base to serve; `adapters` a folder of adapters to make variants of; `direct` leaves the proxy in front of the store out, where
-    the store is faster: nothing is shaped then, and no fetch counted."""
+    the store is faster: nothing is shaped then, and no fetch counted; `adapters_at` is where stock at `url` finds adapters."""
 
     url: str | None = None
     base: str | None = None
     adapters: Path | None = None
     accelerator: str = "cpu"
     direct: bool = False
+    adapters_at: str | None = None
 
 
 def tools(given: Given) -> Tools:
@@ -54,7 +55,7 @@ def tools(given: Given) -> Tools:
         raise NotPrepared(str(error)) from error
     return Tools(
         make=partial(material_of, given),
-        start=partial(attached, given.url) if given.url else partial(started, given.direct),
+        start=partial(attached, given.url, given.adapters_at) if given.url else partial(started, given.direct),
         engine=lambda scenario: engine_for(scenario.pools, scenario.engine),
         warm_up=lambda peer, models: warm_up(peer.url, models),
         plan=workload.plan,
@@ -99,9 +100,11 @@ def started(direct: bool, name: str, base: Base, engine: Mapping[str, Any], logs
 
 
 @contextmanager
-def attached(url: str, name: str, base: Base, engine: Mapping[str, Any], logs: Path) -> Iterator[Running]:
+def attached(
+    url: str, adapters_at: str | None, name: str, base: Base, engine: Mapping[str, Any], logs: Path
+) -> Iterator[Running]:
     """A server that runs already, with a store of its own."""
-    yield Running(peers.attached(name, url, base.id, slots=engine["max_loras"]), None)
+    yield Running(peers.attached(name, url, base.id, slots=engine["max_loras"], adapters_at=adapters_at), None)
 
 
 def send(url: str, planned: Any, models: Any, folder: Path, on_start: Any) -> list[sending.Sent]:

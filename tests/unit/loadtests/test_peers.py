@@ -14,7 +14,7 @@ import pytest
 from loadtests.material import CONFIG, WEIGHTS, Adapter, Base
 from loadtests.peers import CannotDo, NotPut, attached
 from loadtests.peers.loramux import LoraMux, settings_of
-from loadtests.peers.stock import Stock
+from loadtests.peers.stock import AdapterPath, Stock
 from loadtests.peers.vllm import VLLM, flags_of
 from loadtests.servers import NotStarted
 
@@ -260,9 +260,28 @@ class TestStock:
         with pytest.raises(CannotDo):
             stock.evict(adapters[0], "remote")
 
-    def test_one_that_is_attached_takes_no_uploads(self, stock, adapters):
-        with pytest.raises(CannotDo):
+    def test_one_that_is_attached_takes_adapters_where_it_looks_for_them(self, stock, adapters):
+        with pytest.raises(CannotDo, match="--adapters-at"):
             stock.add(adapters[0])
+        s3 = Uploads()
+        Stock("stock", "http://there", "demo", SLOTS, AdapterPath(s3, "ours", "some/loras")).add(adapters[0])
+        assert sorted(s3.keys) == sorted(("ours", f"some/loras/{adapters[0].name}/{file}") for file in (CONFIG, WEIGHTS))
+
+    @pytest.mark.parametrize("url", ["https://bucket/prefix", "s3://bucket", "s3://bucket/", "s3:///prefix"])
+    def test_what_is_no_path_of_adapters_is_refused_with_the_form(self, url):
+        with pytest.raises(NotStarted, match="s3://bucket/prefix"):
+            attached("stock", "http://there", "demo", adapters_at=url)
+
+
+@dataclass
+class Uploads:
+    """An S3 client that only notes what is uploaded."""
+
+    keys: list[tuple[str, str]] = field(default_factory=list)
+
+    def upload_file(self, file: str, bucket: str, key: str) -> None:
+        assert Path(file).exists()
+        self.keys.append((bucket, key))
 
 
 class TestVLLM:

@@ -255,6 +255,15 @@ def test_a_newcomer_is_asked_for_by_its_own_name(tmp_path: Path):
     assert [one.put for one in requests] == [None, "remote", "remote"]
 
 
+def test_nobody_put_the_version_that_an_alias_moved_to(tmp_path: Path):
+    loads = [
+        {"name": "alias", "pool": "cold", "alias": "production", "starts_s": 60, "arrivals": ASK_COLD["loads"][0]["arrivals"]}
+    ]
+    requests, _ = ran(tmp_path, Script(), REPUBLISHED | {"loads": [*ASK_COLD["loads"], *loads]}, peers=["loramux"])
+    assert {one.put for one in requests if one.load != "alias"} == {"remote"}
+    assert [one.put for one in requests if one.load == "alias"] == [None, None, "remote"]  # the third stayed
+
+
 def test_two_phases_never_publish_the_same_newcomer(tmp_path: Path):
     publish = ASK_COLD | {"changes": [{"do": "publish", "pool": "cold", "at_s": 0}]}
     _, events = ran(tmp_path, Script(), publish, publish | {"name": "again"}, peers=["loramux"])
