@@ -68,7 +68,8 @@ class Shaped:
         self.upstream = upstream
         self._turn = threading.Lock()
         command = [sys.executable, "-m", "loadtests.shaping", str(urlsplit(upstream).port)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # Out of the terminal's reach: Ctrl-C is for the run, which ends the servers before their store.
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0)
         self.endpoint = f"http://127.0.0.1:{self._answer()['port']}"
 
     def shape(self, shape: StoreShape, seed: int = 1) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -337,6 +341,29 @@ class TestFetches:
         with pytest.raises(http.client.IncompleteRead):
             ask(store)
         assert [fetch.bytes for fetch in told(store, 1)] == [len(BODY) // 2]
+
+
+def test_ctrl_c_of_a_run_does_not_reach_the_proxy_before_its_servers_have_ended():
+    """A terminal sends it to the whole group of the command."""
+    run = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert run.stdout and run.stdout.readline() == "up\n"
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.communicate(timeout=30)[0] == "interrupted\n0 fetches\n"
+
+
+INTERRUPTED = """
+import signal, time
+from loadtests.shaping import shaped
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with shaped("http://127.0.0.1:9") as store:
+    print("up", flush=True)
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("interrupted")
+        time.sleep(0.5)
+        print(len(store.fetches()), "fetches")
+"""
 
 
 def test_without_a_proxy_servers_see_the_store_itself(upstream: str):
