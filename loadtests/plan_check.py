@@ -22,7 +22,7 @@ RESULTS = Path(__file__).with_name("results")
 OURS = "loramux"
 RUNS = {"thrash": (1, 2, 4), "placement": (1, 2)}  # times the slots
 ADAPTER_BYTES = 1_000_000
-LOAD_S = 0.03  # of the demo adapters from disk, as in results/two-cores: cold less hot, and the machine is busier
+LOAD_S = 0.03  # of the demo adapters from disk, as in results/beside: cold less hot
 NUMBERINGS = 5
 
 Ask = Callable[[dict[str, Any]], float]

@@ -35,11 +35,11 @@ def task(episode: Episode) -> str:
         if spec.stop_required
         else "The maze is solved when you reach the goal."
     )
-    ways = {
-        "tuple": "A move is ('move', d) with d 0 for right, 1 for up, 2 for left, 3 for down.",
-        "keyword": "Name right, up, left or down as your action.",
-    }
-    how = ways["keyword" if spec.actions == "keyword" else "tuple"]
+    how = (
+        "Name right, up, left or down as your action."
+        if spec.actions == "keyword"
+        else "A move is ('move', d) with d 0 for right, 1 for up, 2 for left, 3 for down."
+    )
     examples = f"For example {as_text('up', spec.actions)}, or {as_text('stop', spec.actions)}."
     return (
         f"This is a maze of {size} by {size} cells. {colours} Each reply moves you by one cell or stops. {ends} "

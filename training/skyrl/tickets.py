@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,4 @@ def ticket(spec: MazeSpec, seed: int, source: str) -> Ticket:
 def write(tickets: Iterable[Ticket], file: Path) -> None:
     """JSON lines, which SkyRL's `data.train_data` and `data.val_data` take."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(f"{line}\n" for line in _lines(tickets)))
-
-
-def _lines(tickets: Iterable[Ticket]) -> Iterator[str]:
-    return (json.dumps(one) for one in tickets)
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in tickets))
