@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from training.maze import Episode
+from training.maze import Action, Episode, MazeSpec, parse
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One episode to play: a maze by its seed, which of the group's samples it is, and the seed of its dice (0 to 2^63 - 1)."""
+    """One episode to play: a maze by its seed, which of the group's samples it is, and the seed of its dice (0 to 2^63 - 1).
+    `size` is the maze's cells a side where that is not what the run's rules say: evaluation sets have sizes of their own."""
 
     maze_seed: int
     sample: int = 0
     dice: int = 0
+    size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,31 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What is kept of an episode of an evaluation, whoever played it, the trainer or a client of the gateway: one JSON line.
+
+    `actions` names what each reply asked for, a mistake as `?` and its kind; `solved` is what the environment says.
+    """
+
+    maze_seed: int
+    size: int
+    solved: bool
+    turns: int
+    actions: tuple[str, ...]
+    stop_reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"actions": list(self.actions)}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Played:
+        """Raises KeyError for a row that lacks a field; what it has beside them is left out."""
+        return cls(**{name: row[name] for name in cls.__slots__} | {"actions": tuple(row["actions"])})
+
+
+def actions_of(replies: Sequence[str], spec: MazeSpec) -> tuple[str, ...]:
+    found = [parse(reply, spec.actions, spec.prompt) for reply in replies]
+    return tuple(one.name if isinstance(one, Action) else f"?{one.kind}" for one in found)
