@@ -102,14 +102,13 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """`reason` is `finished`, `stopped` or `failed`."""
+    """`reason` is `finished`, `stopped`, `failed`, or `unsaved`: what was to be kept at the end could not be written."""
 
     step: int
     reason: str
     wall_s: float
 
 
-Event = RunStarted | StepEvent | EvalEvent | CheckpointSaved | AdapterSaved | Trouble | RunEnded
 KINDS: dict[str, type] = {
     kind.__name__: kind for kind in (RunStarted, StepEvent, EvalEvent, CheckpointSaved, AdapterSaved, Trouble, RunEnded)
 }
@@ -120,7 +119,7 @@ class Line:
     """An event as it was written: when, in seconds since 1970."""
 
     at_s: float
-    event: Event
+    event: Any
 
 
 class EventLog:
@@ -134,12 +133,20 @@ class EventLog:
         self._lock = threading.Lock()
         self._torn = _is_torn(file)
 
-    def tell(self, event: Any) -> None:
-        row = {"event": type(event).__name__, "at_s": round(self._now_s(), 3), **asdict(event)}
+    def tell(self, event: Any) -> Line:
+        line = Line(round(self._now_s(), 3), event)
         with self._lock:
-            self._append(json.dumps(row, default=list))
+            self._append(json.dumps(as_row(line)))
             for listener in self._listeners:
                 listener(event)
+        return line
+
+    def restore(self, lines: Iterable[Line]) -> None:
+        """What a checkpoint kept, where the file is not there any more."""
+        if not self.file.exists():
+            with self._lock:
+                for line in lines:
+                    self._append(json.dumps(as_row(line)))
 
     def _append(self, line: str) -> None:
         """One write; after one that was cut off, a line's end first, so that only the cut line is unreadable."""
@@ -168,6 +175,10 @@ def read_events(file: Path) -> list[Line]:
     return [line for line in read if line]
 
 
+def as_row(line: Line) -> dict[str, Any]:
+    return {"event": type(line.event).__name__, "at_s": line.at_s, **asdict(line.event)}
+
+
 def as_line(row: Mapping[str, Any]) -> Line | None:
     kind = KINDS.get(row.get("event", ""))
     if kind is None:
@@ -184,17 +195,15 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def history(lines: Iterable[Line], until_step: int | None = None) -> list[Line]:
-    """What holds: a step, evaluation or export that was done again after a restart counts as it was done last."""
-    last: dict[tuple[Any, ...], Line] = {}
+def history(lines: Iterable[Line]) -> list[Line]:
+    """What holds of steps, evaluations and exports: a process that took the run up from a step does again what came after it."""
+    held: dict[tuple[Any, ...], Line] = {}
     for line in lines:
         event = line.event
-        if isinstance(event, StepEvent | AdapterSaved):
-            key: tuple[Any, ...] = (type(event), event.step)
+        if isinstance(event, RunStarted):
+            held = {key: one for key, one in held.items() if event.resumed and one.event.step <= event.step}
         elif isinstance(event, EvalEvent):
-            key = (EvalEvent, event.step, event.set, event.decoding)
-        else:
-            continue
-        if until_step is None or event.step <= until_step:
-            last[key] = line
-    return sorted(last.values(), key=lambda line: line.event.step)
+            held[EvalEvent, event.step, event.set, event.decoding] = line
+        elif isinstance(event, StepEvent | AdapterSaved):
+            held[type(event), event.step] = line
+    return sorted(held.values(), key=lambda line: line.event.step)

@@ -1,4 +1,4 @@
-"""What the loop needs of others: who plays, who learns, who publishes, and the other processes of the learner."""
+"""What the loop needs of others: who plays, who learns, who publishes."""
 
 from __future__ import annotations
 
@@ -42,27 +42,3 @@ class Publisher(Protocol):
     def offer(self, saved: AdapterSaved) -> None: ...
 
     def close(self, timeout_s: float) -> Any: ...
-
-
-class Ranks(Protocol):
-    """The learner's processes as one of them sees them. All call `shared` together: each gets what rank 0 gave."""
-
-    rank: int
-    world_size: int
-
-    def shared(self, value: Any) -> Any: ...
-
-    def any(self, value: bool) -> bool: ...
-
-
-class Alone:
-    """The only process."""
-
-    rank = 0
-    world_size = 1
-
-    def shared(self, value: Any) -> Any:
-        return value
-
-    def any(self, value: bool) -> bool:
-        return value
