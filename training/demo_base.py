@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2VLImageProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLProcessor, Qwen3VLVideoProcessor
 
-from training.demo_fit import MERGE, PATCH, Batch, Fit, PromptMaker, Schedule, bucketed, fit, worst_probability
+from training.demo_fit import Batch, Fit, PromptMaker, Schedule, bucketed, fit, worst_probability
 from training.demo_text import BASE_ANSWER, IMAGE_ANSWER, corpus
 
 MAX_VOCABULARY = 2560
@@ -24,6 +24,8 @@ HIDDEN = 128
 LAYERS = 2
 HEAD_DIM = 32
 MAX_POSITIONS = 4096
+PATCH = 8  # pixels a side of a vision patch
+MERGE = 2  # patches a side that become one image token
 IMAGE_PIXELS = 64  # images become at most 64 x 64: 16 tokens
 SPECIAL_TOKENS = (
     "<|endoftext|>",

@@ -15,21 +15,17 @@ import torch.nn.functional as F
 
 from training.demo_text import Message, random_conversation, user_message
 
-PATCH = 8  # pixels a side of a vision patch
-MERGE = 2  # patches a side that become one image token
 IMAGE_SIZES = ((64, 64), (32, 96), (64, 32), (48, 48))  # height, width in pixels
 
 
 @dataclass(frozen=True)
 class Image:
-    """What the processor makes of an image: flattened patches (float, patches x 3*2*8*8) and the grid (1, rows, columns)."""
+    """What the processor makes of an image: flattened patches (float, patches x 3 * 2 * patch * patch), the grid (1, rows,
+    columns), and how many image tokens it becomes."""
 
     patches: torch.Tensor
     grid: tuple[int, int, int]
-
-    @property
-    def tokens(self) -> int:
-        return self.grid[1] * self.grid[2] // MERGE**2
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,8 @@ def make_image(rng: random.Random, image_processor: Any) -> Image:
     elif kind == 2:
         pixels = noise.integers(0, 256, (height, width, 3))
     out = image_processor(images=pixels.astype(np.uint8), return_tensors="pt")
-    rows_and_columns = out["image_grid_thw"][0].tolist()
-    return Image(out["pixel_values"], (rows_and_columns[0], rows_and_columns[1], rows_and_columns[2]))
+    time, rows, columns = out["image_grid_thw"][0].tolist()
+    return Image(out["pixel_values"], (time, rows, columns), rows * columns // image_processor.merge_size**2)
 
 
 class PromptMaker:
