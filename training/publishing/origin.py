@@ -1,0 +1,60 @@
+"""Where versions come from and where they go, as values."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adapters.names import check_adapter_name, check_alias, check_base_id
+from training.publishing.gate import Gate
+
+WHO = "trainer"
+KIND = "trained"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The adapter `name` of `base` that exports become versions of, and the `alias` that moves to those that pass the gate; None
+    moves nothing. With `keep_dtype` the version holds the very numbers that were evaluated; without, float32 becomes bfloat16.
+    Raises InvalidRequest for names that are none."""
+
+    base: str
+    name: str
+    alias: str | None = None
+    gate: Gate = field(default_factory=Gate)
+    keep_dtype: bool = True
+
+    def __post_init__(self) -> None:
+        check_base_id(self.base)
+        check_adapter_name(self.name)
+        if self.alias is not None:
+            check_alias(self.alias)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What every manifest of a run says. `evaluation` is how the gate's metric was measured: the set, its digest, how replies
+    were decoded; versions are compared only where it is the same."""
+
+    run: str
+    spec_digest: str | None = None
+    base_digest: str | None = None
+    code_revision: str | None = None
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def code_revision(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit of the checkout that `folder` is in, with `-dirty` behind it where tracked files differ; None outside of one."""
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return f"{commit}-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
