@@ -16,6 +16,7 @@ from training.trajectory import Sampling, Task, Trajectory
 
 FIRST_SET = replace(evaluation_set("easy-64"), seeds=evaluation_set("easy-64").seeds[:4])
 LARGE_SET = replace(evaluation_set("hard-128"), seeds=evaluation_set("hard-128").seeds[:3])
+DECODINGS = {"sampled": Sampling(temperature=0.7), "greedy": Sampling(temperature=0.0)}
 SPEC = {"trainer.policy.optimizer_config.lr": 0.001, "trainer.epochs": 2, "trainer.seed": 1}
 
 
@@ -26,8 +27,7 @@ def plan_in(folder: Path, **changed) -> Plan:
         maze=MazeSpec(cell_px=16, actions="keyword"),
         n_samples_per_prompt=2,
         sampling=Sampling(temperature=0.7),
-        evaluation=Evaluation((FIRST_SET,), (LARGE_SET,), ("sampled", "greedy"), interval=2, before_train=True),
-        eval_sampling=Sampling(temperature=0.7),
+        evaluation=Evaluation((FIRST_SET,), (LARGE_SET,), DECODINGS, interval=2, before_train=True),
         ckpt_interval=2,
         hf_save_interval=2,
         max_ckpts_to_keep=2,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from training.runs.plan import Decoding, Plan, evaluation_tasks, training_tasks
 from training.runs.protocols import Learner, Sampler
 from training.runs.surroundings import Surroundings
 from training.runs.telling import Telling
-from training.trajectory import Trajectory
+from training.trajectory import Sampling, Trajectory
 
 RETRY_S = 10.0
 LAST_TRIES = 60  # at the end no later step tries again
@@ -59,6 +59,9 @@ class Loop:
             ended = RunEnded(step, reason, self._around.clock_s() - began_s)
             self._telling.tell(ended)
             self._forget_handed_over(None)
+            for place in self._plan.adapter_paths:
+                with contextlib.suppress(OSError):
+                    place.rmdir()
         return ended
 
     def _begin(self) -> int:
@@ -136,16 +139,13 @@ class Loop:
         if not self._sampler:
             return
         for held_out in self._plan.evaluation.due(step, self._plan.total_steps):
-            for decoding in self._plan.evaluation.decodings:
-                self._play_set(self._sampler, step, held_out, decoding)
+            for decoding, sampling in self._plan.evaluation.decodings.items():
+                self._play_set(self._sampler, step, held_out, decoding, sampling)
 
-    def _play_set(self, sampler: Sampler, step: int, held_out: EvaluationSet, decoding: Decoding) -> None:
+    def _play_set(self, sampler: Sampler, step: int, held_out: EvaluationSet, decoding: Decoding, sampling: Sampling) -> None:
         seconds: dict[str, float] = {}
-        sampling = self._plan.eval_sampling
-        if decoding == "greedy":
-            sampling = replace(sampling, temperature=0.0)
         with self._around.timed(seconds, f"evaluate {held_out.name} {decoding}"):
-            trajectories = sampler.play(evaluation_tasks(held_out), sampling)
+            trajectories = sampler.play(evaluation_tasks(held_out, self._plan.evaluation.seed), sampling)
         file = Path("evals", f"step_{step}", f"{held_out.name}-{decoding}.jsonl")
         written = self._telling.attempt(step, "evaluation file", lambda: self._write_played(file, trajectories))
         told = str(file) if written else ""

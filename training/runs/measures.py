@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 
 from training.maze import MazeSpec
@@ -56,6 +58,14 @@ def played(trajectory: Trajectory, spec: MazeSpec) -> Played:
         actions=actions_of(trajectory.replies, spec),
         stop_reason=trajectory.stop_reason,
     )
+
+
+def played_by(file: Path) -> dict[int, Played]:
+    """An evaluation's file by the mazes' seeds; empty where there is none."""
+    if not file.exists():
+        return {}
+    rows = [Played.from_dict(json.loads(line)) for line in file.read_text().splitlines()]
+    return {row.maze_seed: row for row in rows}
 
 
 def metrics_at(lines: Iterable[Line], step: int) -> dict[str, float]:

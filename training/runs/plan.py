@@ -31,6 +31,7 @@ class DataOrder:
     train_batch_size: int
     epochs: int
     seed: int
+    most_steps: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.train_batch_size <= len(self.maze_seeds):
@@ -45,7 +46,8 @@ class DataOrder:
 
     @property
     def total_steps(self) -> int:
-        return self.epochs * self.steps_per_epoch
+        steps = self.epochs * self.steps_per_epoch
+        return min(steps, self.most_steps or steps)
 
     def epoch_of(self, step: int) -> int:
         """Steps and epochs count from 1."""
@@ -76,21 +78,22 @@ def training_tasks(order: DataOrder, step: int, n_samples_per_prompt: int) -> li
     ]
 
 
-def evaluation_tasks(held_out: EvaluationSet) -> list[Task]:
+def evaluation_tasks(held_out: EvaluationSet, seed: int = 0) -> list[Task]:
     """Dice of each maze are the same at every step of every run: what changes is the policy."""
-    return [Task(seed, 0, dice("evaluation", held_out.name, seed), held_out.size) for seed in held_out.seeds]
+    return [Task(maze, 0, dice("evaluation", seed, held_out.name, maze), held_out.size) for maze in held_out.seeds]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """`sets` are played every `interval` steps (never if that is not above 0), before the first step too if `before_train`, and
-    `final_sets` beside them before the first step and after the last."""
+    `final_sets` beside them before the first step and after the last; each once for each of `decodings`. Dice are of `seed`."""
 
     sets: tuple[EvaluationSet, ...]
     final_sets: tuple[EvaluationSet, ...]
-    decodings: tuple[Decoding, ...]
+    decodings: Mapping[Decoding, Sampling]
     interval: int
     before_train: bool
+    seed: int = 0
 
     def due(self, step: int, total_steps: int) -> tuple[EvaluationSet, ...]:
         if self.interval <= 0 or (step == 0 and not self.before_train):
@@ -110,7 +113,6 @@ class Plan:
     n_samples_per_prompt: int
     sampling: Sampling
     evaluation: Evaluation
-    eval_sampling: Sampling
     ckpt_interval: int
     hf_save_interval: int
     max_ckpts_to_keep: int

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# A key, or all keys below one. What is played, learned from and with which dice is none of these.
+from training.spec.checking import INERT_LOCALLY
+
+# A key, or all keys below one, beside what the local backend pays no heed to. What is played, learned from and with which dice
+# is none of these.
 HARMLESS = (
     "trainer.epochs",
+    "trainer.max_training_steps",
     "trainer.eval_interval",
     "trainer.eval_before_train",
-    "trainer.eval_batch_size",
     "trainer.ckpt_interval",
     "trainer.hf_save_interval",
     "trainer.max_ckpts_to_keep",
@@ -18,15 +21,12 @@ HARMLESS = (
     "trainer.resume_path",
     "trainer.ckpt_path",
     "trainer.export_path",
-    "trainer.logger",
-    "trainer.log_path",
-    "trainer.project_name",
     "trainer.run_name",
-    "trainer.policy.model.lora.lora_sync_path",
     "generator.eval_sampling_params",
     "generator.eval_n_samples_per_prompt",
     "loramux.evaluation",
     "loramux.publish",
+    *INERT_LOCALLY,
 )
 
 
