@@ -7,7 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
+
+import typing_extensions
 
 from tests.repo.checkout import ROOT
 
@@ -36,3 +39,8 @@ def installed() -> Path:
             subprocess.run(command, check=True, capture_output=True, text=True)
             whole.write_text(LOCK.read_text())
     return HERE
+
+
+def as_on_python_312() -> None:
+    """SkyRL's gym means the TypedDict of Python 3.12; to be said before `skyrl` is imported."""
+    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment,misc]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-import typing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import typing_extensions
 
 from tests import grpo_cases
+from tests.skyrl_apart import as_on_python_312
 
 
 def main(out: Path) -> None:
-    typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment,misc]  # SkyRL's gym means Python 3.12 by it
+    as_on_python_312()
     from skyrl.backends.skyrl_train.utils import ppo_utils
     from skyrl.train.config import AlgorithmConfig
     from skyrl.train.utils.trainer_utils import zero_variance_filter

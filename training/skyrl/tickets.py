@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from training.maze import MazeSpec, evaluation_set, training_mazes
+from training.spec.sections import ENV_CLASS
 
-ENV_CLASS = "loramux_maze"
 PLACEHOLDER = [{"role": "user", "content": "maze"}]  # the environment says what is asked
 
 Ticket = dict[str, Any]
