@@ -23,8 +23,8 @@ LEARNER = {
 }
 
 
-def drawn(runs: Sequence[Run], kind: str) -> bytes:
-    """Each run a line; the mean over runs of an evaluation a thick one. `kind` is `svg` or `png`."""
+def drawn(runs: Sequence[Run]) -> bytes:
+    """SVG: each run a line, of evaluations the mean over runs with its range."""
     with mpl.rc_context(STABLE):
         figure = Figure(figsize=(11, 9), layout="constrained")
         panels = iter(figure.subplots(3, 2).flat)
@@ -34,7 +34,7 @@ def drawn(runs: Sequence[Run], kind: str) -> bytes:
         for name, key in LEARNER.items():
             _per_step(next(panels), runs, name, lambda event, key=key: event.learner.get(key, float("nan")))
         out = io.BytesIO()
-        figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
 
 

@@ -25,8 +25,8 @@ def write(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "summary.json", json.dumps(found, indent=2).encode())
     write_whole(out / "recovery.json", json.dumps({one.folder: [asdict(r) for r in one.recoveries] for one in runs}).encode())
-    for name, kind in (("curves.svg", "svg"), ("curves.png", "png")):
-        write_whole(out / name, curves.drawn([(one.seed, lines) for one, (_, lines) in zip(runs, loaded, strict=True)], kind))
+    seeds = [(one.seed, lines) for one, (_, lines) in zip(runs, loaded, strict=True)]
+    write_whole(out / "curves.svg", curves.drawn(seeds))
     write_whole(out / "report.md", markdown(runs).encode())
     return found
 
