@@ -14,6 +14,8 @@ from training.maze import Episode, Maze, MazeSpec, begin, oracle, step
 from training.maze.actions import as_text
 from training.maze.grid import MOVES
 
+SHORT_TURNS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
@@ -25,11 +27,12 @@ class Demonstration:
     feedbacks: tuple[str, ...]
 
 
-def demonstrate(spec: MazeSpec, seed: int, mistakes: float, dice: random.Random) -> Demonstration:
-    """A walk through the maze of a seed; with the chance `mistakes` a turn takes any move, whatever it leads to."""
+def demonstrate(spec: MazeSpec, seed: int, mistakes: float, dice: random.Random, most_turns: int | None = None) -> Demonstration:
+    """A walk through the maze of a seed; with the chance `mistakes` a turn takes any move, whatever it leads to. It is broken off
+    after `most_turns`."""
     episode = begin(spec, seed)
     states, taken, wanted, feedbacks = [], [], [], []
-    while not episode.done:
+    while not episode.done and len(states) != most_turns:
         right = oracle(episode.maze, episode.position)[0]
         action = dice.choice(tuple(MOVES)) if dice.random() < mistakes else right
         turn = step(episode, as_text(action, spec.actions))
@@ -39,11 +42,14 @@ def demonstrate(spec: MazeSpec, seed: int, mistakes: float, dice: random.Random)
         if not turn.episode.done:
             feedbacks.append(turn.feedback)
         episode = turn.episode
-    return Demonstration(tuple(states), tuple(taken), tuple(wanted), tuple(feedbacks))
+    return Demonstration(tuple(states), tuple(taken), tuple(wanted), tuple(feedbacks[: len(states) - 1]))
 
 
-def demonstrations(spec: MazeSpec, mazes: Sequence[tuple[int, Maze]], mistakes: float, seed: int) -> Iterator[Demonstration]:
-    """Without end, mazes by chance."""
+def demonstrations(
+    spec: MazeSpec, mazes: Sequence[tuple[int, Maze]], mistakes: float, seed: int, short: float = 0.0
+) -> Iterator[Demonstration]:
+    """Without end, mazes by chance; the share `short` of walks is broken off within SHORT_TURNS, for a lesson that costs less."""
     dice = random.Random(f"demonstrations-{seed}")
     while True:
-        yield demonstrate(spec, dice.choice(mazes)[0], mistakes, dice)
+        most_turns = dice.randint(1, SHORT_TURNS) if dice.random() < short else None
+        yield demonstrate(spec, dice.choice(mazes)[0], mistakes, dice, most_turns)

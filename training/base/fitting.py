@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,6 @@ def fit(course: Course, parameters: Sequence[nn.Parameter], losses: Callable[[],
         yield step, loss.item()
 
 
-def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[None]:
-    """Products in bfloat16, where that is wanted."""
-    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+def autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Products in bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16)

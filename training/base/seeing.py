@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from training.base.architecture import HIDDEN, PATCH_PX, VISION_DEPTH, VISION_HIDDEN
-from training.maze import Episode, Maze, MazeSpec, begin, picture
+from training.maze import Episode, Maze, MazeSpec, picture
 from training.maze.grid import MOVES, Cell
 
 WAYS = (*MOVES, "wall", "goal")
@@ -38,7 +37,6 @@ class Way:
     moves: NDArray[np.int64]
 
 
-@lru_cache(maxsize=50_000)
 def way_to_goal(maze: Maze) -> Way:
     ways = np.full((maze.size, maze.size), WAYS.index("wall"))
     moves = np.zeros((maze.size, maze.size), dtype=np.int64)
@@ -100,7 +98,7 @@ def _cells(maze: Maze) -> list[Cell]:
 
 def _somewhere(spec: MazeSpec, seeded: tuple[int, Maze], cell: Cell, left_goal: bool) -> Episode:
     seed, maze = seeded
-    return replace(begin(spec, seed), position=cell, left_goal=left_goal and cell != maze.goal)
+    return Episode(spec, maze, seed, cell, left_goal=left_goal and cell != maze.goal)
 
 
 def patches(images: NDArray[np.uint8]) -> Tensor:
@@ -125,8 +123,15 @@ class Examiner(nn.Module):
         )
         self.of_tokens = nn.Linear(HIDDEN, answers)
         self._after_blocks: list[Tensor] = []
-        for block in tower.blocks:
+        self._hooks = [
             block.register_forward_hook(lambda _module, _inputs, hidden: self._after_blocks.append(hidden))
+            for block in tower.blocks
+        ]
+
+    def forget(self) -> None:
+        """Leaves the tower as if nobody had asked."""
+        for hook in self._hooks:
+            hook.remove()
 
     def forward(self, asked: Lesson) -> tuple[Tensor, list[Tensor]]:
         """Logits [B * N, WAYS and agent] of the image tokens, and of each block."""

@@ -1,0 +1,184 @@
+"""The recipe of the base: what it learns, in which order, and when it walks badly enough to have something left to learn."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from training.base.answering import answer_batches, answering_loss
+from training.base.architecture import MAZES, make_config, make_processor, make_tokenizer, new_model, save_base
+from training.base.demonstrations import demonstrations
+from training.base.fitting import Course, autocast, fit
+from training.base.seeing import Examiner, known, lessons, loss_of
+from training.base.walking import Teller, walking_loss, walks
+from training.demo_fit import PromptMaker
+from training.learner.pictures import Eye, attend_at_once
+from training.maze import Maze, training_mazes
+from training.rollouts import Rollouts
+from training.spec import TrainSpec
+from training.trajectory import Sampling, Task
+
+Say = Callable[[str], None]
+
+SEEING = Course(steps=3000, batch=64, lr=1.5e-3)
+ANSWERING = Course(steps=240, batch=15, lr=3e-3, rise=5)
+WALKING = Course(steps=400, batch=16, lr=1e-3, rise=20)
+
+
+class NotLearnt(RuntimeError):
+    """The lessons ended without a base that solves the wanted share; says what was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Lessons are on mazes of seeds from `first_seed`; `tried_on` mazes of other seeds say when to stop: as soon as the base
+    solves from `least` to `most` of them at `temperature`. No maze of an evaluation set is among either."""
+
+    seed: int = 0
+    first_seed: int = 10_000_000
+    mazes: int = 150_000  # of 401,408 that there are: with 20,000 the tower knows those better than others
+    seeing: Course = SEEING
+    answering: Course = ANSWERING
+    walking: Course = WALKING
+    mistakes: float = 0.3
+    short: float = 0.8
+    try_every: int = 5
+    try_from: float = 0.8  # of replies right in the lesson: before that nothing is solved
+    tried_on: int = 256
+    temperature: float = 0.7
+    least: float = 0.38
+    most: float = 0.48
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """After `step` steps of the walking lesson: the share of replies that were right in it, and of mazes that were solved."""
+
+    step: int
+    right: float
+    solved: float
+
+
+def make_base(out: Path, recipe: Recipe, device: torch.device, say: Say) -> list[Tried]:
+    """Leaves the base in the folder `out`, with `recipe.json`. The tower, half of the work, is kept beside it and taken up again
+    when the same recipe is made once more. Raises NotLearnt."""
+    began = time.monotonic()
+    tokenizer = make_tokenizer(recipe.seed)
+    processor = make_processor(tokenizer)
+    model = new_model(make_config(tokenizer), recipe.seed).to(device)
+    model.requires_grad_(False)
+    mazes = list(islice(training_mazes(MAZES.size, recipe.first_seed), recipe.mazes))
+    learn_to_see(model, mazes, recipe, out.with_name(f"{out.name}.tower"), say)
+    tries = list(learn_to_walk(model, processor, mazes, recipe, say))
+    save_base(model, processor, out)
+    told = {"recipe": asdict(recipe), "tries": [asdict(tried) for tried in tries], "seconds": time.monotonic() - began}
+    (out / "recipe.json").write_text(json.dumps(told, indent=1) + "\n")
+    return tries
+
+
+def learn_to_see(model: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, kept: Path, say: Say) -> None:
+    tower, device = model.model.visual, model.lm_head.weight.device
+    name = kept / f"{recipe.seed}-{recipe.seeing.steps}x{recipe.seeing.batch}.pt"
+    if name.exists():
+        tower.load_state_dict(torch.load(name, weights_only=True))
+        say(f"seeing: learnt already, in {name}")
+        return
+    attend_at_once(tower)
+    examiner = Examiner(tower.requires_grad_(True)).to(device)
+    asked_next = lessons(MAZES, mazes, recipe.seeing.batch, recipe.seed)
+    knows = (0.0, 0.0)
+
+    def losses() -> Tensor:
+        nonlocal knows
+        asked = next(asked_next).to(device)
+        # where so few cells attend to each other, plain products are several times faster on a CPU
+        with autocast(device), sdpa_kernel(SDPBackend.MATH):
+            logits, of_blocks = examiner(asked)
+        knows = known(logits, asked)
+        return loss_of(logits, of_blocks, asked)
+
+    for step, loss in fit(recipe.seeing, list(examiner.parameters()), losses):
+        if step % 50 == 0:
+            say(f"seeing: step {step}, loss {loss:.4f}, way known in {knows[0]:.2%} of cells, all of {knows[1]:.1%} of pictures")
+    examiner.forget()
+    kept.mkdir(parents=True, exist_ok=True)
+    torch.save(tower.requires_grad_(False).state_dict(), name)
+
+
+def learn_to_walk(model: Any, processor: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, say: Say) -> Iterator[Tried]:
+    device = model.lm_head.weight.device
+    layers = list(model.model.language_model.layers.requires_grad_(True).parameters())
+    questions = answer_batches(model, PromptMaker(processor, recipe.seed), recipe.seed)
+
+    def answering() -> Tensor:
+        with autocast(device):
+            return answering_loss(model, next(questions))
+
+    for step, loss in fit(recipe.answering, layers, answering):
+        if step % 20 == 0:
+            say(f"answering: step {step}, loss {loss:.4f}")
+
+    eye = Eye(model.model.visual, processor.image_processor, device)
+    walked = demonstrations(MAZES, mazes, recipe.mistakes, recipe.seed, recipe.short)
+    shown = walks(Teller(processor.tokenizer, eye), walked, recipe.walking.batch)
+    right = 0.0
+
+    def walking() -> Tensor:
+        nonlocal right
+        with autocast(device):
+            loss, now = walking_loss(model, eye, next(shown), processor.tokenizer.pad_token_id)
+            right = 0.5 * right + 0.5 * now
+            return loss + answering_loss(model, next(questions))
+
+    for step, loss in fit(recipe.walking, layers, walking):
+        say(f"walking: step {step}, loss {loss:.4f}, {right:.1%} of replies right")
+        if step % recipe.try_every == 0 and right >= recipe.try_from:
+            tried = Tried(step, right, solved_by(model, processor, recipe))
+            say(f"walking: step {step}, solves {tried.solved:.1%} of {recipe.tried_on} mazes")
+            yield tried
+            if tried.solved >= recipe.least:
+                if tried.solved > recipe.most:
+                    raise NotLearnt(f"{tried} is beyond {recipe.most}, and the try before below {recipe.least}")
+                return
+    raise NotLearnt(f"{recipe.walking.steps} steps did not bring the base to {recipe.least} of mazes solved")
+
+
+def solved_by(model: Any, processor: Any, recipe: Recipe) -> float:
+    """Share of the recipe's other mazes that a copy of the model, in bfloat16 as it will be, solves."""
+    seeds = [seed for seed, _ in islice(training_mazes(MAZES.size, 2 * recipe.first_seed), recipe.tried_on)]
+    with tempfile.TemporaryDirectory() as folder:
+        save_base(copy.deepcopy(model).cpu(), processor, Path(folder))
+        return share_solved(Path(folder), seeds, recipe.temperature)
+
+
+def share_solved(base: Path, seeds: Sequence[int], temperature: float) -> float:
+    """Share of mazes of these seeds that the base in a folder solves, one episode each, without an adapter."""
+    spec = TrainSpec.from_values({"loramux": {"maze": asdict(MAZES)}}, _playing(base))
+    rollouts = Rollouts(spec)
+    try:
+        played = rollouts.play([Task(seed, dice=seed) for seed in seeds], Sampling(temperature, max_generate_length=8))
+    finally:
+        rollouts.close()
+    return math.fsum(one.solved for one in played) / len(played)
+
+
+def _playing(base: Path) -> list[str]:
+    return [
+        f"trainer.policy.model.path={base}",
+        "trainer.max_prompt_length=512",
+        "generator.max_input_length=4096",
+        f"generator.max_turns={MAZES.max_turns}",
+        "generator.inference_engine.engine_init_kwargs.max_model_len=4096",
+    ]
