@@ -94,7 +94,9 @@ def test_help_of_a_command_ends_with_an_example_that_parses(words: tuple[str, ..
 def test_every_command_is_in_a_paper(words: tuple[str, ...], command: Any, app: typer.Typer):
     assert command.help, "a command says what it does"
     mention = re.compile(rf"loramux {' '.join(words)}\b")
-    assert any(mention.search(paper(name)) for name in ("README.md", "adapters/README.md", "loadtests/README.md"))
+    assert any(
+        mention.search(paper(name)) for name in ("README.md", "adapters/README.md", "loadtests/README.md", "training/README.md")
+    )
 
 
 @pytest.mark.parametrize("path", PAPERS, ids=label)

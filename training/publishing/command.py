@@ -14,7 +14,7 @@ from adapters.cli.output import err, fail, show, visible, warn
 from adapters.cli.work import usage
 from adapters.errors import LoraMuxError, ModelNotFound
 
-EXAMPLE = "Example: loramux train publish exports/maze --run maze-1 --base maze --name maze-grpo --alias canary --watch"
+EXAMPLE = "Example: loramux train publish exports --base maze --name maze-grpo --watch"
 
 
 def publish(

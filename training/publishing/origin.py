@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from training.publishing.gate import Gate
 
 WHO = "trainer"
 KIND = "trained"
+REVISION_VARIABLE = "LORAMUX_CODE_REVISION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class Origin:
 
 
 def code_revision(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit of the checkout that `folder` is in, with `-dirty` behind it where tracked files differ; None outside of one."""
+    """The commit of the checkout that `folder` is in, with `-dirty` behind it where tracked files differ; None outside of one.
+    LORAMUX_CODE_REVISION goes over it, for a job that has the source without its history."""
+    if said := os.environ.get(REVISION_VARIABLE):
+        return said
     try:
         commit = _git(folder, "rev-parse", "HEAD")
         return f"{commit}-dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else commit
