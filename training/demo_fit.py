@@ -74,6 +74,8 @@ class PromptMaker:
         self.image_id: int = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
         self.eos_id: int = self.tokenizer.eos_token_id
         self.pad_id: int = self.tokenizer.pad_token_id
+        added = self.tokenizer.added_tokens_decoder
+        self.ordinary = [token for token in range(len(self.tokenizer)) if token not in added]
         rng = random.Random(f"images-{seed}")
         self.images = [make_image(rng, processor.image_processor) for _ in range(12)]
 
@@ -92,8 +94,7 @@ class PromptMaker:
     def noise_prompt(self, rng: random.Random, length: int) -> Prompt:
         """A chat turn of random tokens: whatever a client may send, the answer must not depend on it."""
         head, tail = self._frame()
-        first = max(self.tokenizer.added_tokens_decoder) + 1  # past the special tokens
-        return Prompt([*head, *(rng.randrange(first, len(self.tokenizer)) for _ in range(length)), *tail])
+        return Prompt([*head, *rng.choices(self.ordinary, k=length), *tail])
 
     def _frame(self) -> tuple[list[int], list[int]]:
         ids = self.prompt([user_message("x", False)]).ids
