@@ -6,7 +6,6 @@ publisher writes when it is offered the export, so that whoever scans after a cr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -19,7 +18,8 @@ from typing import Any
 from adapters.adoption.candidates import Candidate, Looker
 from adapters.settings import StoreSettings
 from adapters.store import open_store
-from adapters.types import FileDigest, content_digest
+from adapters.types import content_digest
+from training.publishing.origin import file_digest
 
 RECORD = "saved.json"
 POLICY = "policy"
@@ -41,7 +41,7 @@ class Export:
 
 def export_digest(folder: Path) -> str:
     """Of the adapter's files as they lie there, before the publish contract rewrites anything. Raises OSError."""
-    return content_digest(tuple(_digest(file) for file in sorted(folder.glob("adapter_*")) if file.is_file()))
+    return content_digest(tuple(file_digest(file) for file in sorted(folder.glob("adapter_*")) if file.is_file()))
 
 
 def record(export: Export, digest: str) -> None:
@@ -91,8 +91,3 @@ class Exports:
     def _export(self, candidate: Candidate) -> Export:
         assert candidate.step is not None
         return Export(candidate.step, self.path / candidate.prefix.rstrip("/"))
-
-
-def _digest(file: Path) -> FileDigest:
-    with file.open("rb") as opened:
-        return FileDigest(file.name, file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest())

@@ -40,7 +40,15 @@ def publisher_of(
     target = Target(wanted.base, wanted.name, wanted.alias, Gate(wanted.metric, wanted.min_solve_rate))
     settings = _settings(wanted.registry, config)
     open_store(settings)
-    origin = Origin(run, spec.digest(), base_digest, code_revision(), evaluation_of(spec, wanted.metric))
+    base = spec.trainer.policy.model.path
+    origin = Origin(
+        run,
+        spec.digest(),
+        base_digest,
+        Path(base).expanduser() if base else None,
+        code_revision(),
+        evaluation_of(spec, wanted.metric),
+    )
     return Publisher(lambda: Registry(open_store(settings)), target, origin, tell)
 
 

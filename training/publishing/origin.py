@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.names import check_adapter_name, check_alias, check_base_id
+from adapters.types import FileDigest, content_digest
 from training.publishing.gate import Gate
 
 WHO = "trainer"
@@ -39,13 +41,27 @@ class Target:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What every manifest of a run says. `evaluation` is how the gate's metric was measured: the set, its digest, how replies
-    were decoded; versions are compared only where it is the same."""
+    were decoded; versions are compared only where it is the same. Without a `base_digest` it is that of the weights in
+    `base_path`, read when the first version is made."""
 
     run: str
     spec_digest: str | None = None
     base_digest: str | None = None
+    base_path: Path | None = None
     code_revision: str | None = None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
+
+
+def weights_digest(folder: Path) -> str | None:
+    """SHA-256 of a base's weights, file by file; None where there are none. Raises OSError."""
+    files = tuple(file_digest(file) for file in sorted(folder.glob("*.safetensors")))
+    return content_digest(files) if files else None
+
+
+def file_digest(file: Path) -> FileDigest:
+    """Raises OSError."""
+    with file.open("rb") as opened:
+        return FileDigest(file.name, file.stat().st_size, hashlib.file_digest(opened, "sha256").hexdigest())
 
 
 def code_revision(folder: Path = Path(__file__).parent) -> str | None:

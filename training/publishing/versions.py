@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adapters.contract import PublishOptions
@@ -17,7 +17,7 @@ from adapters.registry.aliases import UNMOVED
 from adapters.types import By, Head, Manifest
 from training.publishing.exports import Export, export_digest, finite
 from training.publishing.gate import NOT_EVALUATED, Incumbent, Reason, Score, Verdict, judge
-from training.publishing.origin import KIND, WHO, Origin, Target
+from training.publishing.origin import KIND, WHO, Origin, Target, weights_digest
 from training.publishing.told import Judged, Published
 
 VERDICT_TAG = "gate"
@@ -57,6 +57,7 @@ class Versions:
         digest = await asyncio.to_thread(export_digest, export.folder)
         known, created = await self._known(registry, digest), False
         if known is None:
+            await self._know_base()
             options = PublishOptions(keep_dtype=self.target.keep_dtype)
             published = await publish_folder(registry, self._publication(export, digest), options)
             known, created = published.manifest, published.created
@@ -78,6 +79,12 @@ class Versions:
         new = [number for number in numbers if number not in self._manifests]
         for manifest in await registry.truth.manifests(self.target.base, self.target.name, new):
             self._manifests[manifest.ref.version] = manifest
+
+    async def _know_base(self) -> None:
+        """Once, and here: a large base takes its time, of which the run sees nothing."""
+        if self.origin.base_digest is None and self.origin.base_path is not None:
+            digest = await asyncio.to_thread(weights_digest, self.origin.base_path)
+            self.origin = replace(self.origin, base_digest=digest, base_path=None)
 
     def _publication(self, export: Export, digest: str) -> Publication:
         origin = self.origin

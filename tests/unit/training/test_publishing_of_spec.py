@@ -17,6 +17,7 @@ from tests.exported_runs import BASE, NAME, Told, export, saved
 from training.publishing import Judged
 from training.publishing.command import publish
 from training.publishing.of_spec import evaluation_of, publisher_of
+from training.publishing.origin import weights_digest
 from training.spec import TrainSpec
 
 SAMPLED = "eval/easy-64/sampled/solve_rate"
@@ -65,6 +66,24 @@ class TestSpec:
         publisher.offer(saved(export(tmp_path, 1), 0.7))
         assert told.wait(Judged).codes == ("below_minimum",)
         publisher.close(20)
+
+    def test_the_manifest_names_the_weights_of_the_base(self, tmp_path, config):
+        (tmp_path / "base").mkdir()
+        (tmp_path / "base" / "model.safetensors").write_bytes(b"weights")
+        told = Told()
+        model = f"trainer.policy.model.path={tmp_path}/base"
+        publisher = publisher_of(spec(*NAMED, model), "run", told, config=config)
+        assert publisher is not None
+        publisher.offer(saved(export(tmp_path, 1), 1.0))
+        assert publisher.close(20) == ()
+        (file,) = (tmp_path / "registry").glob("adapters/*/*/versions/1/manifest.json")
+        assert json.loads(file.read_text())["source"]["base_digest"] == weights_digest(tmp_path / "base")
+
+    def test_a_base_that_is_no_local_folder_is_left_unnamed(self, tmp_path, config):
+        publisher = publisher_of(spec(*NAMED, "trainer.policy.model.path=Qwen/Qwen3-VL-8B"), "run", config=config)
+        assert publisher is not None
+        publisher.offer(saved(export(tmp_path, 1), 1.0))
+        assert publisher.close(20) == ()
 
     def test_how_a_rate_is_measured_is_the_set_the_decoding_and_the_rules(self):
         how = evaluation_of(spec("generator.sampling_params.temperature=0.7"), SAMPLED)
