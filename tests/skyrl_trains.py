@@ -38,6 +38,7 @@ def main(specs: Path, out: Path) -> None:
     told["trained"] = trained(TrainSpec.load(small), Recorder())
     told["exported_at_the_end"] = trained(TrainSpec.load(small, [paths.format(out.parent / "end"), *AT_THE_END]), Recorder())
     told["in_trouble"] = trained(TrainSpec.load(small, [paths.format(out.parent / "trouble")]), Broken())
+    told["failed"] = failed(TrainSpec.load(small), Recorder())
     out.write_text(json.dumps(told, default=str))
 
 
@@ -94,21 +95,35 @@ class Broken(Recorder):
         raise RuntimeError("no publisher today")
 
 
-def trained(spec: TrainSpec, publisher: Recorder) -> dict[str, Any]:
-    """SkyRL's own loop over our experiment: in which order it calls back, and what reaches the publisher."""
+def experiment_of(spec: TrainSpec, publisher: Recorder) -> Any:
     from skyrl.train.dataset import PromptDataset
     from skyrl.train.entrypoints import main_base
 
     from training.skyrl.experiment import MazeExperiment, configured
 
-    cfg = configured(spec)
     in_process = patch.object(main_base, "PromptDataset", lambda **named: PromptDataset(**(named | {"num_workers": 1})))
     no_gpus = patch.object(MazeExperiment, "get_colocate_pg", lambda self: None)
     with in_process, no_gpus:
-        experiment = MazeExperiment(cfg, spec, publisher)
+        return MazeExperiment(configured(spec), spec, publisher)
+
+
+def failed(spec: TrainSpec, publisher: Recorder) -> list[list[Any]]:
+    """What the publisher is asked where the training does not even begin: here there are no GPUs."""
+    experiment = experiment_of(spec, publisher)
+    try:
+        with patch.object(experiment, "_setup_trainer", side_effect=RuntimeError("no GPUs")):
+            experiment.run()
+    except RuntimeError as error:
+        publisher.happened.append(["raised", str(error)])
+    return publisher.happened
+
+
+def trained(spec: TrainSpec, publisher: Recorder) -> dict[str, Any]:
+    """SkyRL's own loop over our experiment: in which order it calls back, and what reaches the publisher."""
+    experiment = experiment_of(spec, publisher)
     tracker = MagicMock()
     trainer = experiment.get_trainer(
-        cfg=cfg,
+        cfg=experiment.cfg,
         tracker=tracker,
         tokenizer=experiment.tokenizer,
         train_dataset=experiment.train_dataset,

@@ -67,8 +67,21 @@ def check_skyrl(spec: TrainSpec) -> None:
         troubles: list[str] = []
     except BadTrainSpec as bad:
         troubles = list(bad.troubles)
-    if troubles := [*troubles, *_paths(spec), *_images(spec), *_data_troubles(spec), *_published(spec)]:
+    if troubles := [*troubles, *_places(spec), *_paths(spec), *_images(spec), *_data_troubles(spec), *_published(spec)]:
         raise BadTrainSpec(troubles)
+
+
+def _places(spec: TrainSpec) -> list[str]:
+    """Ray gives each GPU to one engine; the local backend may have several on one."""
+    place, engine = spec.trainer.placement, spec.generator.inference_engine
+    gpus = place.policy_num_nodes * place.policy_num_gpus_per_node
+    of_each = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
+    if place.colocate_all and engine.num_engines * of_each != gpus:
+        return [
+            f"generator.inference_engine.num_engines is {engine.num_engines}, of {of_each} GPU each: with "
+            f"trainer.placement.colocate_all they have to be on as many GPUs as the policy, {gpus}"
+        ]
+    return []
 
 
 def _paths(spec: TrainSpec) -> list[str]:

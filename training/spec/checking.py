@@ -37,7 +37,7 @@ def _raise(troubles: list[str]) -> None:
 
 
 def _troubles(spec: TrainSpec) -> list[str]:
-    return [*_batches(spec), *_places(spec), *_episodes(spec), *_intervals(spec), *_publishing(spec)]
+    return [*_batches(spec), *_episodes(spec), *_intervals(spec), *_publishing(spec)]
 
 
 def data_parallel_size(spec: TrainSpec) -> int:
@@ -68,18 +68,6 @@ def _batches(spec: TrainSpec) -> list[str]:
     if not spec.data.train_data and (count := spec.loramux.training_mazes.count) < batch:
         troubles.append(f"loramux.training_mazes.count is {count}: at least trainer.train_batch_size, {batch}")
     return troubles
-
-
-def _places(spec: TrainSpec) -> list[str]:
-    place, engine = spec.trainer.placement, spec.generator.inference_engine
-    gpus = place.policy_num_nodes * place.policy_num_gpus_per_node
-    of_each = engine.tensor_parallel_size * engine.pipeline_parallel_size * engine.data_parallel_size
-    if place.colocate_all and engine.num_engines * of_each != gpus:
-        return [
-            f"generator.inference_engine.num_engines is {engine.num_engines}, of {of_each} GPU each: with "
-            f"trainer.placement.colocate_all they have to be on as many GPUs as the policy, {gpus}"
-        ]
-    return []
 
 
 def _episodes(spec: TrainSpec) -> list[str]:

@@ -86,7 +86,8 @@ class Ref(Part):
 
 
 class Placement(Part):
-    """How many GPUs learn (on a machine without one: how many processes). With `colocate_all` the engines have the same ones."""
+    """How many GPUs learn (on a machine without one: how many processes). With `colocate_all` the engines have the same ones: in
+    SkyRL each its own, on the local backend several may share one."""
 
     colocate_all: bool = True
     colocate_policy_ref: bool = True

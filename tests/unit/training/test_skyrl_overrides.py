@@ -110,6 +110,7 @@ def test_keys_that_a_spec_lacks_are_handed_on_after_all_others():
             "trainer.algorithm.zero_variance_filter=true",
             "zero_variance_filter is True: .* SkyRL does nothing of it",
         ),
+        ("generator.inference_engine.num_engines=12", "num_engines is 12, of 1 GPU each: .* as many GPUs as the policy, 6"),
         ("generator.batched=true", "generator.batched is True"),
         ("trainer.policy.sequence_parallel_size=2", "sequence_parallel_size is 2: not with images"),
         ("data.train_data=[rows.jsonl]", r"data.train_data is \['rows.jsonl'\]: tickets are made"),

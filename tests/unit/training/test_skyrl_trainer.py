@@ -141,3 +141,7 @@ def test_a_publisher_that_fails_at_everything_does_not_end_the_training(told: di
     happened = [name for name, _ in told["in_trouble"]["happened"]]
     assert told["in_trouble"]["finished"]
     assert happened[-2:] == ["close", "on_train_end"]
+
+
+def test_a_training_that_fails_closes_the_publisher_and_says_why(told: dict[str, Any]):
+    assert told["failed"] == [["close", 7.0], ["raised", "no GPUs"]]
