@@ -252,14 +252,14 @@ def _or_fail(work: Callable[[], Any], as_json: bool) -> Any:
         return work()
     except LoraMuxError as error:
         fail(error, as_json)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         _refuse(error, as_json)
     except KeyboardInterrupt:
         _say("ended where it was; the same command goes on from the last checkpoint")
         sys.exit(INTERRUPTED)
 
 
-def _refuse(error: ValueError, as_json: bool) -> NoReturn:
+def _refuse(error: Exception, as_json: bool) -> NoReturn:
     import json
 
     from training.runs.start import REFUSALS

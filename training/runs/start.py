@@ -17,6 +17,8 @@ import torch
 
 from training.learner import BadPolicy, BadState, Learner, World
 from training.publishing.of_spec import publisher_of
+from training.rollouts import Rollouts
+from training.rollouts.errors import REFUSED, EngineDied
 from training.runs import report
 from training.runs.checkpoints import NoCheckpoint, write_whole
 from training.runs.evaluating import BadAdapter
@@ -42,8 +44,10 @@ class Busy(ValueError):
     """Another process works in the folder."""
 
 
-# What is refused with a reason; anything else that is raised is broken.
+# What says all by its text; anything else that is raised needs a trace.
 REFUSALS = (
+    *REFUSED,
+    EngineDied,
     BadAdapter,
     BadPlan,
     BadPolicy,
@@ -100,8 +104,6 @@ class Hands:
 
 
 def rollouts(spec: TrainSpec) -> Sampler:
-    from training.rollouts import Rollouts
-
     return Rollouts(spec)
 
 
