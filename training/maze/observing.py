@@ -11,14 +11,15 @@ from training.maze.rendering import data_uri, picture, text_picture
 Message = dict[str, Any]
 
 
-def messages(episode: Episode) -> list[Message]:
-    """The conversation's begin: one user message with the task and the picture."""
-    return [_message(episode, task(episode))]
+def messages(episode: Episode, *, with_pictures: bool = True) -> list[Message]:
+    """The conversation's begin: one user message with the task and the picture. Without pictures a part `{"type": "image"}`
+    stands where each would be, which is all that chat templates look for."""
+    return [_message(episode, task(episode), with_pictures)]
 
 
-def observe(turn: Turn) -> list[Message]:
+def observe(turn: Turn, *, with_pictures: bool = True) -> list[Message]:
     """What follows a reply: nothing when the episode is over."""
-    return [] if turn.episode.done else [_message(turn.episode, turn.feedback)]
+    return [] if turn.episode.done else [_message(turn.episode, turn.feedback, with_pictures)]
 
 
 def task(episode: Episode) -> str:
@@ -47,12 +48,14 @@ def task(episode: Episode) -> str:
     )
 
 
-def _message(episode: Episode, text: str) -> Message:
+def _message(episode: Episode, text: str, with_pictures: bool) -> Message:
     """`skyrl` puts the text first; `visgym` the picture, and says after the text how many turns are left."""
     if episode.spec.prompt == "visgym":
         text = f"{text}\nTurn {episode.turns + 1}, {episode.turns_left} left."
     if episode.spec.observation == "text":
         return {"role": "user", "content": f"{text}\n{text_picture(episode)}"}
     words = {"type": "text", "text": text}
-    image = {"type": "image_url", "image_url": {"url": data_uri(picture(episode))}}
+    image: Message = {"type": "image"}
+    if with_pictures:
+        image = {"type": "image_url", "image_url": {"url": data_uri(picture(episode))}}
     return {"role": "user", "content": [image, words] if episode.spec.prompt == "visgym" else [words, image]}
