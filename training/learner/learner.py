@@ -267,11 +267,11 @@ class Learner:
     # What is kept
 
     def save_adapter(self, folder: Path) -> None:
-        """PEFT's two files in `folder`, weights in float32, complete or absent. Raises OSError."""
+        """PEFT's two files in `folder`, weights in float32, complete or absent. Of several processes the first writes, and raises
+        OSError alone; the others do not wait for it."""
         weights = {name: whole(weight.detach()) for name, weight in self.weights.items()}
         if self.world.rank == 0:
             write_adapter(folder, self.policy.adapted, weights, self.base_name)
-        self.world.wait()
 
     def save_state(self, folder: Path) -> None:
         """This process's share of all that the next step depends on, as one file in `folder`. Raises OSError."""

@@ -37,11 +37,6 @@ class World:
             dist.all_reduce(values, how)
         return values
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        if self.is_grouped:
-            dist.barrier()
-
 
 def alone(device: str = "auto") -> World:
     """A process by itself; `auto` is the GPU where there is one."""
@@ -82,6 +77,7 @@ def shard(policy: nn.Module, layers: nn.ModuleList, world: World, reshard_after_
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other way to divide by one
 
 
 def sync_gradients(policy: nn.Module, now: bool) -> None:

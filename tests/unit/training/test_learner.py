@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
 
+from adapters.contract import prepare
+from adapters.types import BaseContract, ModuleShape
 from tests.unit.training.learner_data import make_base, play, spec_of
 from training.learner import BadState, Learner, StaleData
 from training.trajectory import Trajectory
@@ -188,6 +191,20 @@ def test_a_saved_adapter_is_pefts_and_names_no_path_of_this_machine(base, tmp_pa
     assert sum(values.numel() for values in tensors.values()) == sum(values.numel() for values in learner.weights.values())
 
 
+def test_the_publish_contract_takes_a_saved_adapter_as_it_is(base, tmp_path):
+    learner = trained(base)
+    learner.save_adapter(tmp_path / "policy")
+    linear = {
+        name: layer
+        for name, layer in AutoModelForImageTextToText.from_pretrained(base).named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+    modules = {name: ModuleShape(layer.in_features, layer.out_features) for name, layer in linear.items()}
+    contract = BaseContract("maze", "f" * 64, modules, max_rank=8, tower="model.language_model")
+    found = prepare(tmp_path / "policy", contract, workdir=tmp_path / "prepared")
+    assert (found.rank, len(found.modules)) == (4, 7)
+
+
 def test_saving_again_replaces_the_adapter_and_leaves_nothing_beside_it(base, tmp_path):
     learner = trained(base)
     learner.save_adapter(tmp_path / "policy")
@@ -199,12 +216,13 @@ def test_saving_again_replaces_the_adapter_and_leaves_nothing_beside_it(base, tm
 
 
 def test_a_state_goes_on_as_the_learner_that_saved_it(base, tmp_path):
-    learner = trained(base)
+    with_dice = "trainer.policy.model.lora.dropout=0.1"
+    learner = trained(base, with_dice)
     learner.save_state(tmp_path)
-    other = Learner(spec_of(base, "trainer.seed=7"))
+    learner.update(play(base, policy_step=1, seed=2), step=2)
+    other = Learner(spec_of(base, with_dice, "trainer.seed=7"))
     other.load_state(tmp_path)
-    for each in (learner, other):
-        each.update(play(base, policy_step=1, seed=2), step=2)
+    other.update(play(base, policy_step=1, seed=2), step=2)
     assert all(torch.equal(weight, weights(other)[name]) for name, weight in weights(learner).items())
 
 
@@ -216,5 +234,5 @@ def test_a_state_of_another_lora_is_refused_by_the_weight_that_differs(base, tmp
 
 def test_a_state_of_more_processes_is_not_found(base, tmp_path):
     (tmp_path / "learner_rank_0_of_2.pt").touch()
-    with pytest.raises(BadState, match="learner_rank_0_of_1.pt is not there"):
+    with pytest.raises(BadState, match=r"learner_rank_0_of_1\.pt is not there"):
         Learner(spec_of(base)).load_state(tmp_path)
