@@ -27,8 +27,8 @@ RUNS = Path(".loramux/train")
 SPECS = Path(__file__).parent / "specs"
 DEFAULT = "run"
 INTERRUPTED = 130
-INTERVAL_EXAMPLE = "Example: loramux train suggest-ckpt-interval .loramux/train/demo --failure-every-h 6"
-EVAL_EXAMPLE = "Example: loramux eval --base .loramux/maze-base --adapter maze-grpo@3 --set easy-512"
+INTERVAL_EXAMPLE = "Example: loramux train suggest-ckpt-interval runs/demo --failure-every-h 6"
+EVAL_EXAMPLE = "Example: loramux eval --base maze-base --adapter maze-grpo@3 --set easy-512"
 
 
 class SpecGroup(TyperGroup):
