@@ -27,8 +27,6 @@ RUNS = Path(".loramux/train")
 SPECS = Path(__file__).parent / "specs"
 DEFAULT = "run"
 INTERRUPTED = 130
-INTERVAL_EXAMPLE = "Example: loramux train suggest-ckpt-interval runs/demo --failure-every-h 6"
-EVAL_EXAMPLE = "Example: loramux eval --base maze-base --adapter maze-grpo@3 --set easy-512"
 
 
 class SpecGroup(TyperGroup):
@@ -108,9 +106,7 @@ def report(
     show(as_json, found, *reports.result_lines(found), f"report: {place / 'report.md'}")
 
 
-@train.command(
-    "suggest-ckpt-interval", epilog="Example: loramux train suggest-ckpt-interval .loramux/train/demo --failure-every-h 6"
-)
+@train.command("suggest-ckpt-interval", epilog="Example: loramux train suggest-ckpt-interval RUN --failure-every-h 6")
 def suggest_interval(
     run: Annotated[Path, typer.Argument(help="Folder of a run, whose steps and checkpoints were timed.")],
     failure_every_h: Annotated[float, typer.Option("--failure-every-h", min=1e-6, help="Expected time to a failure, in hours.")],
@@ -131,9 +127,7 @@ def suggest_interval(
     )
 
 
-@app.command(
-    "eval", rich_help_panel="Run", epilog="Example: loramux eval --base .loramux/maze-base --adapter maze-grpo@3 --set easy-512"
-)
+@app.command("eval", rich_help_panel="Run", epilog="Example: loramux eval --base maze-base --adapter maze-grpo@3 --greedy")
 def evaluate(
     base: Annotated[Path, typer.Option(help="Folder of the base model.")],
     adapter: Annotated[str | None, typer.Option(help="Folder of an adapter, or a version in the registry: `name@7`.")] = None,
