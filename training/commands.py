@@ -236,7 +236,11 @@ def _tell_result(folder: Path, ended: list[dict[str, Any]], as_json: bool) -> No
 
     from training.runs.report import result_lines
 
-    found = json.loads((folder / "summary.json").read_bytes())
+    try:
+        found = json.loads((folder / "summary.json").read_bytes())
+    except OSError:
+        show(as_json, {"ended": ended, "summary": None})
+        return
     show(as_json, {"ended": ended, "summary": found}, *result_lines(found), f"report: {folder / 'report.md'}")
 
 

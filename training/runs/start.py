@@ -8,12 +8,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from transformers.utils import logging as transformers_logging
 
 from training.learner import BadPolicy, BadState, Learner, World
 from training.publishing.of_spec import publisher_of
@@ -114,6 +116,7 @@ def train(job: Job, hands: Hands, sampler_of: Callable[[TrainSpec], Sampler]) ->
     """
     plans = job.plans()
     _refuse_if_unpublishable(job)
+    _be_quiet()
     size = data_parallel_size(job.spec)
     follow = [sys.executable, "-m", "training.runs.start", job.as_json()]
     with contextlib.ExitStack() as stack:
@@ -133,7 +136,7 @@ def train(job: Job, hands: Hands, sampler_of: Callable[[TrainSpec], Sampler]) ->
             began_s = time.time()
             if ended[-1].step < plan.total_steps:
                 break
-    report.write([plan.run_path for plan in plans[: len(ended)]], job.folder)
+    _report([plan.run_path for plan in plans[: len(ended)]], job.folder, hands)
     return ended
 
 
@@ -157,13 +160,14 @@ def _run(job: Job, hands: Hands, plan: Plan, spec: TrainSpec, world: World, samp
         finally:
             _close(publisher, spec, log, hands)
     if len(job.seeds) > 1:
-        report.write([plan.run_path], plan.run_path)
+        _report([plan.run_path], plan.run_path, hands)
     return ended
 
 
 def follow(job: Job) -> None:
     """What every rank but 0 does."""
     die_with_parent()
+    _be_quiet()
     with joined(job.spec.loramux.device) as world:
         _set_threads(job.spec)
         for plan, seed in zip(job.plans(), job.seeds, strict=True):
@@ -181,6 +185,21 @@ def _refuse_if_unpublishable(job: Job) -> None:
 
 def _ranks(world: World) -> Ranks:
     return Group(world) if world.size > 1 else Alone()
+
+
+def _report(folders: Sequence[Path], folder: Path, hands: Hands) -> None:
+    """It can be made again from the events: a disk that does not take it costs nothing."""
+    try:
+        report.write(folders, folder)
+    except OSError as error:
+        hands.say(f"no report was written ({error}); later: loramux train report {' '.join(map(str, folders))}")
+
+
+def _be_quiet() -> None:
+    """What transformers says while it loads would run over what the run says."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def _set_threads(spec: TrainSpec) -> None:

@@ -95,6 +95,13 @@ def test_the_engine_is_closed_whatever_happens(tmp_path):
     assert sampler.calls[-1] == "close"
 
 
+def test_a_report_that_cannot_be_written_costs_nothing_and_is_said(tmp_path):
+    lines: list[str] = []
+    (tmp_path / "curves.svg").mkdir()
+    (ended,) = run(Job(spec_of(), tmp_path, (3,)), lines=lines)
+    assert ended.reason == "finished" and f"later: loramux train report {tmp_path}" in lines[-1]
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (tmp_path / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
