@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from training.grpo import approx_kl, policy_loss, total_loss
 from training.learner.adapter_files import write_adapter
 from training.learner.parallel import World, alone, shard, sync_gradients, whole
-from training.learner.pictures import Seen
+from training.learner.pictures import Grid, Seen
 from training.learner.plan import Credit, MiniBatch, credit, cut, is_live, mini_batches
 from training.learner.policy import Precision, load_policy
 from training.learner.rows import MicroBatch, Row, group_of, micro_batch, padded_log_probs, row_of
@@ -142,7 +141,7 @@ class Learner:
                 )
 
     def _batch(self, trajectories: Sequence[Trajectory]) -> Batch:
-        rows = tuple(row_of(trajectory, self.policy.image_token_id, self._tokens_of) for trajectory in trajectories)
+        rows = tuple(row_of(trajectory, self.policy.image_token_id, self._grid_of) for trajectory in trajectories)
         groups = [group_of(trajectory) for trajectory in trajectories]
         sampler_bt, sampled_bt = padded_log_probs(rows)
         micro = self.trainer.micro_train_batch_size_per_gpu
@@ -154,7 +153,7 @@ class Learner:
         return Batch(rows, tuple(minis), works, found.filtered, sum(live))
 
     def _work(self, rows: Sequence[Row], chosen: tuple[int, ...], found: Credit, sampler_bt: Tensor) -> Work:
-        micro = micro_batch(rows, chosen, self.policy.pad_id, self.policy.positions, self._grid_of).to(self.world.device)
+        micro = micro_batch(rows, chosen, self.policy.pad_id).to(self.world.device)
         length = micro.mask_bt.shape[1]
 
         def of_chosen(values_bt: Tensor) -> Tensor:
@@ -163,15 +162,9 @@ class Learner:
 
         return Work(micro, *map(of_chosen, (found.weights_bt, found.mask_bt, sampler_bt)))
 
-    def _tokens_of(self, state: Episode) -> int:
-        return self._eye_for(state).tokens(state)
-
-    def _grid_of(self, state: Episode) -> tuple[int, int, int]:
-        return self._eye_for(state).grid(state)
-
-    def _eye_for(self, state: Episode) -> Any:
+    def _grid_of(self, state: Episode) -> Grid:
         assert self.eye is not None, f"{self.base} sees no pictures"
-        return self.eye
+        return self.eye.grid(state)
 
     def _seen(self, batch: Batch) -> Mapping[Episode, Seen]:
         pictured = [state for _, work in _places(batch) for state in work.micro.pictured]

@@ -39,20 +39,17 @@ class Eye:
 
     def __init__(self, tower: Any, image_processor: Any, device: torch.device) -> None:
         self.tower, self.image_processor, self.device = tower, image_processor, device
-        self.merged = tower.spatial_merge_size**2
         self._grids: dict[tuple[int, int], Grid] = {}
         attend_at_once(tower)
 
     def grid(self, state: Episode) -> Grid:
-        """(time, rows, columns) of patches that the processor cuts the state's picture into; `tokens` of it are seen."""
+        """(time, rows, columns) of the image tokens that the state's picture becomes."""
         size = (state.spec.size, state.spec.cell_px)
         if size not in self._grids:
-            self._grids[size] = self._processed([state])[1]
+            time, rows, columns = self._processed([state])[1]
+            side = self.tower.spatial_merge_size
+            self._grids[size] = (time, rows // side, columns // side)
         return self._grids[size]
-
-    def tokens(self, state: Episode) -> int:
-        time, rows, columns = self.grid(state)
-        return time * rows * columns // self.merged
 
     @torch.no_grad()
     def see(self, states: Iterable[Episode]) -> dict[Episode, Seen]:
@@ -81,7 +78,7 @@ class Eye:
 
     def _processed(self, states: Sequence[Episode]) -> tuple[Tensor, Grid]:
         """Flattened patches of pictures of one size, [pictures * patches, values], and the grid of each."""
-        out = self.image_processor(images=[picture(state) for state in states], return_tensors="pt")
+        out = self.image_processor(images=[picture(state) for state in states], return_tensors="pt", device=self.device)
         time, rows, columns = out["image_grid_thw"][0].tolist()
         return out["pixel_values"], (time, rows, columns)
 

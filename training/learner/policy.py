@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures, Qwen3VLModel
 
-from training.learner.pictures import Eye, Grid, Seen, looks
+from training.learner.pictures import Eye, Seen, looks
 from training.learner.rows import MicroBatch
 from training.maze import Episode
 from training.spec import VISION_MODULES, Lora
@@ -65,14 +65,6 @@ class Policy(nn.Module):
     def trained(self) -> dict[str, nn.Parameter]:
         """The LoRA's weights by name, in one order everywhere."""
         return {name: weight for name, weight in self.adapted.named_parameters() if weight.requires_grad}
-
-    def positions(self, ids_l: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """[3, L]: time, row and column of each place, by the model's own rule; without pictures all three count up."""
-        if not grids:
-            return torch.arange(len(ids_l)).expand(3, -1)
-        is_image_1l = (ids_l == self.image_token_id).int().unsqueeze(0)
-        found, _ = self.base.model.get_rope_index(ids_l.unsqueeze(0), is_image_1l, image_grid_thw=torch.tensor(grids))
-        return found[:, 0]
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

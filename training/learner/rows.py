@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from training.learner.pictures import Grid
@@ -17,8 +19,6 @@ from training.maze import Episode
 from training.trajectory import Trajectory
 
 Group = tuple[int | None, int]
-# Of expanded ids and the grids of their pictures: positions [3, L], as the model's own `get_rope_index` gives them.
-Positions = Callable[[Tensor, Sequence[Grid]], Tensor]
 
 
 class BadTrajectory(ValueError):
@@ -27,18 +27,19 @@ class BadTrajectory(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One answer. `token_ids` (L) have as many image tokens as each picture has; `sampled_at` (T) are the places of sampled
-    tokens, each predicted at the place before. `log_probs` (T) are the sampler's."""
+    """One answer. `ids_l` has as many image tokens as each picture has, `positions_3l` the time, row and column of each place.
+    `sampled_at` (T) are the places of sampled tokens, each predicted at the place before. `log_probs` (T) are the sampler's."""
 
     group: Group
-    token_ids: tuple[int, ...]
+    ids_l: Tensor
+    positions_3l: Tensor
     pictured: tuple[Episode, ...]
-    sampled_at: tuple[int, ...]
+    sampled_at: Tensor
     log_probs: tuple[float, ...]
     reward: float
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.ids_l)
 
 
 def group_of(trajectory: Trajectory) -> Group:
@@ -46,21 +47,38 @@ def group_of(trajectory: Trajectory) -> Group:
     return (trajectory.task.size, trajectory.task.maze_seed)
 
 
-def row_of(trajectory: Trajectory, image_token_id: int | None, tokens_of: Callable[[Episode], int]) -> Row:
-    """Each picture's one image token becomes as many as `tokens_of` its state. Raises BadTrajectory."""
+def row_of(trajectory: Trajectory, image_token_id: int | None, grid_of: Callable[[Episode], Grid]) -> Row:
+    """Each picture's one image token becomes as many as `grid_of` its state has. Positions are as the model's own
+    `get_rope_index` gives them: words count up, a picture's tokens stand where it begins, in time, plus their row and column,
+    and what follows goes on after the longer side. Raises BadTrajectory."""
     _check(trajectory, image_token_id)
-    pictures = iter(trajectory.pictured)
-    times = [tokens_of(next(pictures)) if token == image_token_id else 1 for token in trajectory.token_ids]
-    begins = [0, *accumulate(times)]
-    sampled = [trajectory.prompt_tokens + at for at, is_sampled in enumerate(trajectory.loss_mask) if is_sampled]
+    ids = np.array(trajectory.token_ids)
+    times, steps = np.ones_like(ids), np.ones_like(ids)
+    images = np.flatnonzero(ids == image_token_id) if image_token_id is not None else np.empty(0, int)
+    grids = [grid_of(state) for state in trajectory.pictured]
+    times[images] = [time * rows * columns for time, rows, columns in grids]
+    steps[images] = [max(rows, columns) for _, rows, columns in grids]
+    begins = times.cumsum() - times
+    positions_3l = np.repeat(np.stack([steps.cumsum() - steps] * 3), times, axis=1)
+    for begin, grid in zip(begins[images], grids, strict=True):
+        offsets = _offsets(grid)
+        positions_3l[:, begin : begin + offsets.shape[1]] += offsets
+    sampled = trajectory.prompt_tokens + np.flatnonzero(trajectory.loss_mask)
     return Row(
         group=group_of(trajectory),
-        token_ids=tuple(t for token, n in zip(trajectory.token_ids, times, strict=True) for t in (token,) * n),
+        ids_l=torch.from_numpy(np.repeat(ids, times)),
+        positions_3l=torch.from_numpy(positions_3l),
         pictured=trajectory.pictured,
-        sampled_at=tuple(begins[at] for at in sampled),
+        sampled_at=torch.from_numpy(begins[sampled]),
         log_probs=tuple(trajectory.log_probs[at - trajectory.prompt_tokens] for at in sampled),
         reward=trajectory.reward,
     )
+
+
+@cache
+def _offsets(grid: Grid) -> NDArray[np.int64]:
+    """[3, N] of a picture's tokens, row by row."""
+    return np.indices(grid).reshape(3, -1)
 
 
 def _check(trajectory: Trajectory, image_token_id: int | None) -> None:
@@ -97,9 +115,7 @@ class MicroBatch:
         return MicroBatch(rows=self.rows, pictured=self.pictured, **moved)
 
 
-def micro_batch(
-    rows: Sequence[Row], chosen: Sequence[int], pad_id: int, positions: Positions, grid_of: Callable[[Episode], Grid]
-) -> MicroBatch:
+def micro_batch(rows: Sequence[Row], chosen: Sequence[int], pad_id: int) -> MicroBatch:
     """The rows `chosen` of a batch as tensors; without any, one row of padding without a sampled token, for a process that has
     nothing left to do while others have."""
     of_batch = [rows[at] for at in chosen]
@@ -108,18 +124,20 @@ def micro_batch(
     input_ids_bl = torch.full((count, length), pad_id)
     positions_3bl = torch.zeros((3, count, length), dtype=torch.long)
     mask_bt = torch.zeros((count, sampled))
-    before: list[int] = []
-    targets: list[int] = []
     for at, row in enumerate(of_batch):
-        ids = torch.tensor(row.token_ids)
-        input_ids_bl[at, : len(row)] = ids
-        positions_3bl[:, at, : len(row)] = positions(ids, [grid_of(state) for state in row.pictured])
+        input_ids_bl[at, : len(row)] = row.ids_l
+        positions_3bl[:, at, : len(row)] = row.positions_3l
         mask_bt[at, : len(row.sampled_at)] = 1
-        before += [at * length + place - 1 for place in row.sampled_at]
-        targets += [row.token_ids[place] for place in row.sampled_at]
-    pictured = tuple(state for row in of_batch for state in row.pictured)
-    flat = (torch.tensor(before, dtype=torch.long), torch.tensor(targets, dtype=torch.long))
-    return MicroBatch(tuple(chosen), input_ids_bl, positions_3bl, *flat, mask_bt, pictured)
+    none = torch.empty(0, dtype=torch.long)
+    return MicroBatch(
+        rows=tuple(chosen),
+        input_ids_bl=input_ids_bl,
+        positions_3bl=positions_3bl,
+        before=torch.cat([none, *(at * length + row.sampled_at - 1 for at, row in enumerate(of_batch))]),
+        targets=torch.cat([none, *(row.ids_l[row.sampled_at] for row in of_batch)]),
+        mask_bt=mask_bt,
+        pictured=tuple(state for row in of_batch for state in row.pictured),
+    )
 
 
 def padded_log_probs(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:

@@ -40,25 +40,25 @@ def own(base: Path) -> Any:
 
 def collated(loaded: tuple[Policy, Any], played: list[Any]) -> MicroBatch:
     policy, eye = loaded
-    rows = [row_of(trajectory, policy.image_token_id, eye.tokens) for trajectory in played]
-    return micro_batch(rows, range(len(rows)), 0, policy.positions, eye.grid)
+    rows = [row_of(trajectory, policy.image_token_id, eye.grid) for trajectory in played]
+    return micro_batch(rows, range(len(rows)), 0)
 
 
 def test_an_image_token_becomes_as_many_as_the_tower_sees(base, loaded):
     policy, eye = loaded
     (trajectory,) = play(base, 1, 1)
-    row = row_of(trajectory, policy.image_token_id, eye.tokens)
+    row = row_of(trajectory, policy.image_token_id, eye.grid)
     assert len(row) == len(trajectory.token_ids) + 80 * len(trajectory.pictured)
-    assert row.token_ids.count(policy.image_token_id) == 81 * len(trajectory.pictured)
+    assert (row.ids_l == policy.image_token_id).sum() == 81 * len(trajectory.pictured)
 
 
 def test_sampled_tokens_keep_their_ids_and_log_probs_where_they_moved_to(base, loaded):
     policy, eye = loaded
     (trajectory,) = play(base, 1, 1)
-    row = row_of(trajectory, policy.image_token_id, eye.tokens)
+    row = row_of(trajectory, policy.image_token_id, eye.grid)
     answer = trajectory.token_ids[trajectory.prompt_tokens :]
     sampled = [token for token, is_sampled in zip(answer, trajectory.loss_mask, strict=True) if is_sampled]
-    assert [row.token_ids[at] for at in row.sampled_at] == sampled
+    assert row.ids_l[row.sampled_at].tolist() == sampled
     assert len(row.log_probs) == len(sampled)
 
 
@@ -67,16 +67,19 @@ def test_a_trajectory_whose_parts_do_not_fit_is_refused_by_name(base, loaded, fi
     (trajectory,) = play(base, 1, 1)
     short = replace(trajectory, **{field: getattr(trajectory, field)[:-1]})
     with pytest.raises(BadTrajectory, match=f"maze_seed=.*{field} has"):
-        row_of(short, loaded[0].image_token_id, loaded[1].tokens)
+        row_of(short, loaded[0].image_token_id, loaded[1].grid)
 
 
-def test_positions_are_the_models_own_also_in_a_padded_batch(base, loaded, own):
-    micro = collated(loaded, play(base, 2, 2))
-    lengths = [int(row.nonzero().max()) + 1 for row in micro.positions_3bl.sum(0)]
-    attended = torch.stack([torch.arange(micro.input_ids_bl.shape[1]) < length for length in lengths]).int()
-    is_image = (micro.input_ids_bl == loaded[0].image_token_id).int()
-    grids = torch.tensor([loaded[1].grid(state) for state in micro.pictured])
-    expected, _ = own.model.get_rope_index(micro.input_ids_bl, is_image, image_grid_thw=grids, attention_mask=attended)
+@pytest.mark.parametrize("merge", [1, 2])
+def test_positions_are_the_models_own_also_in_a_padded_batch(base, loaded, own, monkeypatch, merge):
+    monkeypatch.setattr(own.model.config.vision_config, "spatial_merge_size", merge)
+    image = loaded[0].image_token_id
+    rows = [row_of(played, image, lambda _: (1, 2, 3)) for played in play(base, 2, 2)]
+    micro = micro_batch(rows, range(len(rows)), 0)
+    attended = torch.stack([torch.arange(micro.input_ids_bl.shape[1]) < len(row) for row in rows]).int()
+    grids = torch.tensor([(1, 2 * merge, 3 * merge)] * len(micro.pictured))
+    kinds = (micro.input_ids_bl == image).int()
+    expected, _ = own.model.get_rope_index(micro.input_ids_bl, kinds, image_grid_thw=grids, attention_mask=attended)
     assert torch.equal(micro.positions_3bl, expected)
 
 
@@ -114,15 +117,15 @@ def test_log_probs_and_entropy_are_those_of_the_whole_model_at_the_temperature(b
         found, entropy = policy(micro, eye.see(micro.pictured), TEMPERATURE)
     processor = AutoImageProcessor.from_pretrained(base)
     for at, trajectory in enumerate(played):
-        row = row_of(trajectory, policy.image_token_id, eye.tokens)
-        ids = torch.tensor([row.token_ids])
+        row = row_of(trajectory, policy.image_token_id, eye.grid)
+        ids = row.ids_l.unsqueeze(0)
         images = processor(images=[picture(state) for state in trajectory.pictured], return_tensors="pt")
         kinds = (ids == policy.image_token_id).int()
         with torch.no_grad():
             logits = own(input_ids=ids, mm_token_type_ids=kinds, **images).logits[0] / TEMPERATURE
-        before = torch.tensor(row.sampled_at) - 1
+        before = row.sampled_at - 1
         expected = logits.log_softmax(-1)[before]
-        targets = ids[0, list(row.sampled_at)]
+        targets = row.ids_l[row.sampled_at]
         taken = expected.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(found[at, : len(taken)], taken, atol=2e-5, rtol=1e-5)
         torch.testing.assert_close(entropy[at, : len(taken)], -(expected.exp() * expected).sum(-1), atol=2e-5, rtol=1e-5)
@@ -173,15 +176,15 @@ def test_a_base_of_text_is_a_policy_without_an_eye(base, tmp_path):
     policy, eye = load_policy(tmp_path, Lora(rank=2), Precision(), CPU, seed=1)
     assert eye is None
     played = play(base, 1, 2, mazes=replace(MAZES, observation="text"))
-    rows = [row_of(trajectory, policy.image_token_id, lambda _: 1) for trajectory in played]
-    micro = micro_batch(rows, [0, 1], 0, policy.positions, lambda _: (1, 1, 1))
+    rows = [row_of(trajectory, policy.image_token_id, lambda _: (1, 1, 1)) for trajectory in played]
+    micro = micro_batch(rows, [0, 1], 0)
     log_probs, _ = policy(micro, {}, 1.0)
     assert (log_probs < 0).sum() == micro.mask_bt.sum()
 
 
 def test_a_micro_batch_of_nothing_gives_gradients_of_zero(base, loaded):
-    policy, eye = loaded
-    log_probs, _ = policy(micro_batch([], [], 0, policy.positions, eye.grid), {}, 1.0)
+    policy, _ = loaded
+    log_probs, _ = policy(micro_batch([], [], 0), {}, 1.0)
     log_probs.sum().backward()
     assert not any(weight.grad is not None and weight.grad.any() for weight in policy.trained().values())
     policy.zero_grad()
