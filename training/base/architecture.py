@@ -113,9 +113,16 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig:
 
 
 def new_model(config: Qwen3VLConfig, seed: int) -> Qwen3VLForConditionalGeneration:
-    """Random weights in float32."""
+    """Random weights in float32. Embeddings and head are scaled up, to be of use as they are: no lesson changes them.
+
+    A head of random rows keeps every token within an adapter's reach. Trained on few answers, it would push all others away.
+    """
     torch.manual_seed(seed)
-    return Qwen3VLForConditionalGeneration(config)
+    model = Qwen3VLForConditionalGeneration(config)
+    with torch.no_grad():
+        model.model.language_model.embed_tokens.weight.normal_(0.0, 0.5)
+        model.lm_head.weight.normal_(0.0, 0.15)
+    return model
 
 
 def save_base(model: Qwen3VLForConditionalGeneration, processor: Qwen3VLProcessor, out: Path) -> None:

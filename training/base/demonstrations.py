@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from training.maze import Episode, Maze, MazeSpec, begin, oracle, step
+from training.maze import Episode, Maze, MazeSpec, Turn, begin, oracle, step
 from training.maze.actions import as_text
 from training.maze.grid import MOVES
 
@@ -19,30 +19,26 @@ SHORT_TURNS = 6
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One walk: the T states that were pictured, what was taken in each and what the oracle wanted, and the T - 1 feedbacks."""
+    """One walk of T turns: the states that were pictured, what the oracle wanted in each, what was taken, and what came of it."""
 
     states: tuple[Episode, ...]
-    taken: tuple[str, ...]
     wanted: tuple[str, ...]
-    feedbacks: tuple[str, ...]
+    taken: tuple[str, ...]
+    turns: tuple[Turn, ...]
 
 
 def demonstrate(spec: MazeSpec, seed: int, mistakes: float, dice: random.Random, most_turns: int | None = None) -> Demonstration:
     """A walk through the maze of a seed; with the chance `mistakes` a turn takes any move, whatever it leads to. It is broken off
     after `most_turns`."""
     episode = begin(spec, seed)
-    states, taken, wanted, feedbacks = [], [], [], []
+    states, wanted, taken, turns = [], [], [], []
     while not episode.done and len(states) != most_turns:
-        right = oracle(episode.maze, episode.position)[0]
-        action = dice.choice(tuple(MOVES)) if dice.random() < mistakes else right
-        turn = step(episode, as_text(action, spec.actions))
         states.append(episode)
-        taken.append(action)
-        wanted.append(right)
-        if not turn.episode.done:
-            feedbacks.append(turn.feedback)
-        episode = turn.episode
-    return Demonstration(tuple(states), tuple(taken), tuple(wanted), tuple(feedbacks[: len(states) - 1]))
+        wanted.append(oracle(episode.maze, episode.position)[0])
+        taken.append(dice.choice(tuple(MOVES)) if dice.random() < mistakes else wanted[-1])
+        turns.append(step(episode, as_text(taken[-1], spec.actions)))
+        episode = turns[-1].episode
+    return Demonstration(tuple(states), tuple(wanted), tuple(taken), tuple(turns))
 
 
 def demonstrations(

@@ -48,7 +48,7 @@ class Recipe:
 
     seed: int = 0
     first_seed: int = 10_000_000
-    mazes: int = 150_000  # of 401,408 that there are: with 20,000 the tower knows those better than others
+    seen: int = 150_000  # of 401,408 that there are: with 20,000 the tower knows those better than others
     seeing: Course = SEEING
     answering: Course = ANSWERING
     walking: Course = WALKING
@@ -56,6 +56,7 @@ class Recipe:
     short: float = 0.8
     try_every: int = 5
     try_from: float = 0.8  # of replies right in the lesson: before that nothing is solved
+    walked: int = 10_000
     tried_on: int = 256
     temperature: float = 0.7
     least: float = 0.38
@@ -79,16 +80,19 @@ def make_base(out: Path, recipe: Recipe, device: torch.device, say: Say) -> list
     processor = make_processor(tokenizer)
     model = new_model(make_config(tokenizer), recipe.seed).to(device)
     model.requires_grad_(False)
-    mazes = list(islice(training_mazes(MAZES.size, recipe.first_seed), recipe.mazes))
-    learn_to_see(model, mazes, recipe, out.with_name(f"{out.name}.tower"), say)
-    tries = list(learn_to_walk(model, processor, mazes, recipe, say))
+    learn_to_see(model, recipe, out.with_name(f"{out.name}.tower"), say)
+    tries = list(learn_to_walk(model, processor, recipe, say))
     save_base(model, processor, out)
     told = {"recipe": asdict(recipe), "tries": [asdict(tried) for tried in tries], "seconds": time.monotonic() - began}
     (out / "recipe.json").write_text(json.dumps(told, indent=1) + "\n")
     return tries
 
 
-def learn_to_see(model: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, kept: Path, say: Say) -> None:
+def mazes_of(recipe: Recipe, count: int) -> list[tuple[int, Maze]]:
+    return list(islice(training_mazes(MAZES.size, recipe.first_seed), count))
+
+
+def learn_to_see(model: Any, recipe: Recipe, kept: Path, say: Say) -> None:
     tower, device = model.model.visual, model.lm_head.weight.device
     name = kept / f"{recipe.seed}-{recipe.seeing.steps}x{recipe.seeing.batch}.pt"
     if name.exists():
@@ -97,7 +101,7 @@ def learn_to_see(model: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, 
         return
     attend_at_once(tower)
     examiner = Examiner(tower.requires_grad_(True)).to(device)
-    asked_next = lessons(MAZES, mazes, recipe.seeing.batch, recipe.seed)
+    asked_next = lessons(MAZES, mazes_of(recipe, recipe.seen), recipe.seeing.batch, recipe.seed)
     knows = (0.0, 0.0)
 
     def losses() -> Tensor:
@@ -117,7 +121,7 @@ def learn_to_see(model: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, 
     torch.save(tower.requires_grad_(False).state_dict(), name)
 
 
-def learn_to_walk(model: Any, processor: Any, mazes: Sequence[tuple[int, Maze]], recipe: Recipe, say: Say) -> Iterator[Tried]:
+def learn_to_walk(model: Any, processor: Any, recipe: Recipe, say: Say) -> Iterator[Tried]:
     device = model.lm_head.weight.device
     layers = list(model.model.language_model.layers.requires_grad_(True).parameters())
     questions = answer_batches(model, PromptMaker(processor, recipe.seed), recipe.seed)
@@ -131,6 +135,7 @@ def learn_to_walk(model: Any, processor: Any, mazes: Sequence[tuple[int, Maze]],
             say(f"answering: step {step}, loss {loss:.4f}")
 
     eye = Eye(model.model.visual, processor.image_processor, device)
+    mazes = mazes_of(recipe, recipe.walked)
     walked = demonstrations(MAZES, mazes, recipe.mistakes, recipe.seed, recipe.short)
     shown = walks(Teller(processor.tokenizer, eye), walked, recipe.walking.batch)
     right = 0.0

@@ -1,4 +1,4 @@
-"""Second lesson: the language layers learn to act on what the tower sees, and to say who they are when nobody asks for a move.
+"""Second lesson: the language layers learn to act on what the tower sees.
 
 The tower has learnt the way and stays as it is. Cut short, this lesson leaves a base that walks as somebody who was only shown.
 """
@@ -15,68 +15,74 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.base.demonstrations import Demonstration
-from training.learner.pictures import Eye, Grid, looks
+from training.learner.pictures import Eye, looks
 from training.learner.policy import as_encoded
-from training.learner.rows import Row, micro_batch
-from training.maze import messages
+from training.learner.rows import Row, micro_batch, row_of
+from training.maze import messages, observe
 from training.maze.actions import as_text
-from training.maze.observing import Message
+from training.rollouts.conversation import Wording
+from training.trajectory import Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A demonstration as tokens. `wanted` are the tokens to be learnt at `row.sampled_at`, where the taken ones stand."""
+    """A demonstration as tokens. `wanted` are the tokens to be learnt in place of the row's replies, reply by reply."""
 
     row: Row
-    wanted: tuple[int, ...]
+    wanted: tuple[tuple[int, ...], ...]
 
 
 class Teller:
-    """Demonstrations as conversations of tokens, as the base's chat template writes them."""
+    """Demonstrations as the conversations that they would be."""
 
     def __init__(self, tokenizer: Any, eye: Eye) -> None:
-        self.tokenizer, self.eye = tokenizer, eye
-        self.image_token_id: int = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        self._wording, self._eye = Wording(tokenizer), eye
+        self._encode = lambda text: tuple(tokenizer.encode(text, add_special_tokens=False))
+        self._image_token_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     def show(self, walk: Demonstration) -> Shown:
-        spec = walk.states[0].spec
-        ids, sampled_at, wanted = self._user(messages(walk.states[0]), walk, 0), [], []
-        for turn, (taken, right) in enumerate(zip(walk.taken, walk.wanted, strict=True)):
-            reply = self._reply(as_text(taken, spec.actions))
-            sampled_at += range(len(ids), len(ids) + len(reply))
-            wanted += self._reply(as_text(right, spec.actions))
-            ids += reply
-            if turn + 1 < len(walk.states):
-                ids += self._between(walk, turn + 1)
-        silent = (0.0,) * len(sampled_at)
-        row = Row((spec.size, walk.states[0].seed), tuple(ids), walk.states, tuple(sampled_at), silent, 0.0)
-        return Shown(row, tuple(wanted))
+        ids = list(self._wording.prompt(messages(walk.states[0], with_pictures=False)))
+        begins, mask = len(ids), []
+        for turn, action in enumerate(walk.taken):
+            reply = self._reply(walk, action)
+            seen_next = walk.turns[turn] if turn + 1 < len(walk.states) else None
+            between = self._wording.between(reply, observe(seen_next, with_pictures=False)) if seen_next else ()
+            ids += [*reply, *between]
+            mask += [1] * len(reply) + [0] * len(between)
+        wanted = tuple(self._reply(walk, action) for action in walk.wanted)
+        return Shown(row_of(_as_played(walk, ids, begins, mask), self._image_token_id, self._eye.grid), wanted)
 
-    def _reply(self, text: str) -> list[int]:
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+    def _reply(self, walk: Demonstration, action: str) -> tuple[int, ...]:
+        return (*self._encode(as_text(action, walk.states[0].spec.actions)), self._wording.end_of_turn)
 
-    def _between(self, walk: Demonstration, turn: int) -> list[int]:
-        said = {"role": "user", "content": [{"type": "text", "text": walk.feedbacks[turn - 1]}, {"type": "image"}]}
-        newline = self.tokenizer("\n", add_special_tokens=False)["input_ids"]
-        return [*newline, *self._user([said], walk, turn)]
 
-    def _user(self, said: list[Message], walk: Demonstration, turn: int) -> list[int]:
-        text = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        at = ids.index(self.image_token_id)
-        return [*ids[:at], *[self.image_token_id] * self.eye.tokens(walk.states[turn]), *ids[at + 1 :]]
+def _as_played(walk: Demonstration, ids: Sequence[int], begins: int, mask: Sequence[int]) -> Trajectory:
+    """As if the base had sampled what was taken; nobody did, so there are no log-probs and no reward."""
+    return Trajectory(
+        task=Task(walk.states[0].seed),
+        policy_step=0,
+        token_ids=tuple(ids),
+        prompt_tokens=begins,
+        loss_mask=tuple(mask),
+        log_probs=(0.0,) * len(mask),
+        pictured=walk.states,
+        replies=walk.taken,
+        outcomes=tuple(turn.outcome for turn in walk.turns),
+        reward=0.0,
+        solved=False,
+        stop_reason="shown",
+    )
+
+
+def walks(teller: Teller, shown: Iterator[Demonstration], batch: int) -> Iterator[list[Shown]]:
+    while True:
+        yield [teller.show(walk) for walk in islice(shown, batch)]
 
 
 def walking_loss(model: Any, eye: Eye, shown: Sequence[Shown], pad_id: int) -> tuple[Tensor, float]:
-    """(mean cross entropy of the wanted tokens, in nats; how many replies are right at every token)."""
-
-    def positions(ids_l: Tensor, grids: Sequence[Grid]) -> Tensor:
-        is_image_1l = (ids_l == model.config.image_token_id).int().unsqueeze(0)
-        found, _ = model.model.get_rope_index(ids_l.unsqueeze(0), is_image_1l, image_grid_thw=torch.tensor(grids))
-        return found[:, 0]
-
+    """(mean cross entropy of the wanted tokens, in nats; the share of replies that are right at every token)."""
     device = model.lm_head.weight.device
-    batch = micro_batch([one.row for one in shown], range(len(shown)), pad_id, positions, eye.grid).to(device)
+    batch = micro_batch([one.row for one in shown], range(len(shown)), pad_id).to(device)
     seen = eye.see(batch.pictured)
     hidden_blh = model.model(
         input_ids=batch.input_ids_bl,
@@ -85,11 +91,9 @@ def walking_loss(model: Any, eye: Eye, shown: Sequence[Shown], pad_id: int) -> t
         use_cache=False,
     ).last_hidden_state
     logits_mv = model.lm_head(hidden_blh.flatten(0, 1)[batch.before]).float()
-    wanted_m = torch.tensor([token for one in shown for token in one.wanted], device=device)
-    right_m = (logits_mv.argmax(-1) == wanted_m).view(-1, 4)
-    return F.cross_entropy(logits_mv, wanted_m), right_m.all(-1).float().mean().item()
-
-
-def walks(teller: Teller, shown: Iterator[Demonstration], batch: int) -> Iterator[list[Shown]]:
-    while True:
-        yield [teller.show(walk) for walk in islice(shown, batch)]
+    replies = [reply for one in shown for reply in one.wanted]
+    wanted_m = torch.tensor([token for reply in replies for token in reply], device=device)
+    is_right = (logits_mv.argmax(-1) == wanted_m).tolist()
+    ends = torch.tensor([len(reply) for reply in replies]).cumsum(0).tolist()
+    right = sum(all(is_right[end - len(reply) : end]) for end, reply in zip(ends, replies, strict=True))
+    return F.cross_entropy(logits_mv, wanted_m), right / len(replies)
