@@ -23,6 +23,8 @@ from training.spec import VISION_MODULES, Lora
 # Of PEFT's inits, those that leave the base as it is: what serves the adapter is the unchanged base.
 INITS: dict[str, bool | str] = {"kaiming": True, "gaussian": "gaussian", "orthogonal": "orthogonal"}
 
+NO_CHANCE = -1e9  # its exponential is zero; infinity times that zero would be no number
+
 
 class BadPolicy(ValueError):
     """A base or a LoRA that no policy can be made of; names the setting, the value and what is allowed."""
@@ -48,6 +50,7 @@ class Policy(nn.Module):
     def __init__(self, adapted: PeftModel, precision: Precision, pad_id: int) -> None:
         super().__init__()
         self.adapted, self.precision, self.pad_id = adapted, precision, pad_id
+        self.register_buffer("unsampled", torch.tensor(_of_pictures(self.base.config), dtype=torch.long), persistent=False)
 
     @property
     def base(self) -> Any:
@@ -76,11 +79,11 @@ class Policy(nn.Module):
         self, micro: MicroBatch, seen: Mapping[Episode, Seen], temperature: float, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(log-probs [B, T], entropy [B, T]) of sampled tokens at `temperature`, in nats, float32; zero where the mask is. The
-        head is applied at those places only."""
+        head is applied at those places only. Tokens that stand for pictures have no share, since no sampler ever gives them."""
         with self._autocast(micro.input_ids_bl.device):
             hidden_blh = self._hidden(micro, seen)
             logits_mv = self.base.get_output_embeddings()(hidden_blh.flatten(0, 1)[micro.before])
-        logits_mv = logits_mv.float() / temperature
+        logits_mv = (logits_mv.float() / temperature).index_fill(-1, self.unsampled, NO_CHANCE)
         total_m = logits_mv.logsumexp(-1)
         log_probs_m = logits_mv.gather(-1, micro.targets.unsqueeze(-1)).squeeze(-1) - total_m
         with nullcontext() if entropy_grad else torch.no_grad():
@@ -179,6 +182,11 @@ def _taken_tower(model: Any) -> Any | None:
         return None
     tower, model.model.visual = model.model.visual, None
     return tower
+
+
+def _of_pictures(config: Any) -> list[int]:
+    named = (getattr(config, f"{kind}_token_id", None) for kind in ("image", "video"))
+    return [token for token in named if token is not None]
 
 
 def _pad_id(config: Any) -> int:

@@ -109,7 +109,7 @@ def test_states_that_look_alike_have_the_same_picture_and_are_seen_once(base, lo
     assert len(pictures) == len(set(pictures.values())) == len(loaded[1].see(states)) < len(states)
 
 
-def test_log_probs_and_entropy_are_those_of_the_whole_model_at_the_temperature(base, loaded, own):
+def test_log_probs_and_entropy_are_the_whole_models_over_all_tokens_but_those_of_pictures(base, loaded, own):
     policy, eye = loaded
     played = play(base, 2, 2)
     micro = collated(loaded, played)
@@ -123,6 +123,7 @@ def test_log_probs_and_entropy_are_those_of_the_whole_model_at_the_temperature(b
         kinds = (ids == policy.image_token_id).int()
         with torch.no_grad():
             logits = own(input_ids=ids, mm_token_type_ids=kinds, **images).logits[0] / TEMPERATURE
+        logits[:, [own.config.image_token_id, own.config.video_token_id]] = -1e9
         before = row.sampled_at - 1
         expected = logits.log_softmax(-1)[before]
         targets = row.ids_l[row.sampled_at]
