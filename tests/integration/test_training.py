@@ -30,7 +30,7 @@ trainer:
   micro_train_batch_size_per_gpu: 2
   micro_forward_batch_size_per_gpu: 2
   max_prompt_length: 512
-  epochs: {steps}
+  epochs: 1
   ckpt_interval: 2
   hf_save_interval: -1
   eval_interval: -1
@@ -44,7 +44,7 @@ generator:
 loramux:
   threads: 1
   maze: {{size: 5, max_turns: 2, cell_px: 16, actions: keyword}}
-  training_mazes: {{count: 2}}
+  training_mazes: {{count: {mazes}}}
 """
 
 
@@ -52,7 +52,7 @@ loramux:
 def spec(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("training")
     subprocess.run([sys.executable, "-m", "training.base.untrained", str(folder / "base")], check=True)
-    (folder / "spec.yaml").write_text(SPEC.format(base=folder / "base", steps=STEPS))
+    (folder / "spec.yaml").write_text(SPEC.format(base=folder / "base", mazes=2 * STEPS))
     return folder / "spec.yaml"
 
 
@@ -80,6 +80,7 @@ def steps_told(folder: Path) -> list[int]:
     return [line.event.step for line in read_events(folder / "events.jsonl") if isinstance(line.event, StepEvent)]
 
 
+@pytest.mark.timeout(1200)  # four starts of an engine
 def test_a_run_killed_in_a_step_and_while_it_writes_a_checkpoint_ends_with_the_same_bytes_as_one_left_alone(spec, tmp_path):
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     finish(start(spec, alone))
