@@ -43,7 +43,7 @@ def as_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
 
 
 def markdown(runs: Sequence[RunSummary]) -> str:
-    parts = [_title(runs), _rates(runs), _costs(runs), "![curves](curves.svg)"]
+    parts = [_title(runs), *_rates(runs), _costs(runs), "![curves](curves.svg)"]
     if any(one.recoveries for one in runs):
         parts.append(_recoveries(runs))
     return "\n\n".join(parts) + "\n"
@@ -68,7 +68,7 @@ def _title(runs: Sequence[RunSummary]) -> str:
     return "\n\n".join(lines)
 
 
-def _rates(runs: Sequence[RunSummary]) -> str:
+def _rates(runs: Sequence[RunSummary]) -> list[str]:
     before, at_end = spreads([one.before for one in runs]), spreads([one.at_end for one in runs])
     rows = []
     for name, after in at_end.items():
@@ -78,7 +78,7 @@ def _rates(runs: Sequence[RunSummary]) -> str:
         turned = f"+{sum(gained for _, gained, _ in kept)} -{sum(lost for _, _, lost in kept)}"
         rows.append([held_out, decoding, _spread(before.get(name)), _spread(after), each, turned])
     header = ["set", "decoding", "before", "after", "after, each seed", "mazes gained, lost"]
-    return "## Solved\n\n" + _table(header, rows)
+    return ["## Solved", _table(header, rows)] if rows else []
 
 
 def _costs(runs: Sequence[RunSummary]) -> str:
