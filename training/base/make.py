@@ -134,7 +134,8 @@ def learn_to_walk(model: Any, processor: Any, recipe: Recipe, say: Say) -> Itera
         if step % 20 == 0:
             say(f"answering: step {step}, loss {loss:.4f}")
 
-    eye = Eye(model.model.visual, processor.image_processor, device)
+    # a copy, since an eye's tower takes pictures of one size only, and questions come with any
+    eye = Eye(copy.deepcopy(model.model.visual), processor.image_processor, device)
     mazes = mazes_of(recipe, recipe.walked)
     walked = demonstrations(MAZES, mazes, recipe.mistakes, recipe.seed, recipe.short)
     shown = walks(Teller(processor.tokenizer, eye), walked, recipe.walking.batch)
