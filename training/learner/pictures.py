@@ -85,15 +85,16 @@ class Eye:
 
 def attend_at_once(tower: Any) -> None:
     """From now on the tower attends to pictures of one size in one call. Without FlashAttention its own way is a loop over
-    pictures, which takes most of the time that small pictures need."""
+    pictures, which takes most of the time that small pictures need; several sizes together still go that way."""
     for module in tower.modules():
         if isinstance(module, Qwen3VLVisionAttention):
             module.forward = MethodType(_attend, module)
 
 
-def _attend(attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: Any = None, **_: Any) -> Tensor:
-    """Stands for `Qwen3VLVisionAttention.forward` where every picture has as many patches as every other."""
+def _attend(attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: Any = None, **others: Any) -> Tensor:
     count, pictures = hidden_states.shape[0], cu_seqlens.shape[0] - 1
+    if not (cu_seqlens.diff() == cu_seqlens[1]).all():
+        return Qwen3VLVisionAttention.forward(attention, hidden_states, cu_seqlens, position_embeddings, **others)
     query, key, value = attention.qkv(hidden_states).view(count, 3, attention.num_heads, -1).unbind(1)
     query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
     apart = [part.view(pictures, count // pictures, attention.num_heads, -1).transpose(1, 2) for part in (query, key, value)]

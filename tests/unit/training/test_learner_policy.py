@@ -101,6 +101,16 @@ def test_pictures_of_two_sizes_are_seen_in_one_call(base, loaded):
     assert {one.embeds_nh.shape[0] for one in seen.values()} == {81, 121}
 
 
+def test_a_tower_that_attends_at_once_still_takes_pictures_of_several_sizes(base, loaded, own):
+    states = [play(base, 1, 1, mazes=replace(MAZES, size=size))[0].pictured[0] for size in (9, 11)]
+    out = AutoImageProcessor.from_pretrained(base)(images=[picture(state) for state in states], return_tensors="pt")
+    with torch.no_grad():
+        found, expected = (
+            tower(out["pixel_values"], grid_thw=out["image_grid_thw"]) for tower in (loaded[1].tower, own.model.visual)
+        )
+    torch.testing.assert_close(found.pooler_output, expected.pooler_output)
+
+
 def test_states_that_look_alike_have_the_same_picture_and_are_seen_once(base, loaded):
     states = [state for played in play(base, 2, 4, seed=3) for state in played.pictured]
     pictures: dict[Any, bytes] = {}
