@@ -37,6 +37,9 @@ ANSWERING = Course(steps=240, batch=15, lr=3e-3, rise=5)
 WALKING = Course(steps=400, batch=16, lr=1e-3, rise=20)
 
 
+SOME = 0.03  # of mazes
+
+
 class NotLearnt(RuntimeError):
     """The lessons ended without a base that solves the wanted share; says what was seen."""
 
@@ -54,7 +57,7 @@ class Recipe:
     walking: Course = WALKING
     mistakes: float = 0.3
     short: float = 0.8
-    try_every: int = 5
+    try_every: int = 5  # steps; every one, as soon as anything is solved: from there it goes fast
     try_from: float = 0.8  # of replies right in the lesson: before that nothing is solved
     walked: int = 10_000
     tried_on: int = 256
@@ -134,12 +137,11 @@ def learn_to_walk(model: Any, processor: Any, recipe: Recipe, say: Say) -> Itera
         if step % 20 == 0:
             say(f"answering: step {step}, loss {loss:.4f}")
 
-    # a copy, since an eye's tower takes pictures of one size only, and questions come with any
-    eye = Eye(copy.deepcopy(model.model.visual), processor.image_processor, device)
+    eye = Eye(model.model.visual, processor.image_processor, device)
     mazes = mazes_of(recipe, recipe.walked)
     walked = demonstrations(MAZES, mazes, recipe.mistakes, recipe.seed, recipe.short)
     shown = walks(Teller(processor.tokenizer, eye), walked, recipe.walking.batch)
-    right = 0.0
+    right = solved = 0.0
 
     def walking() -> Tensor:
         nonlocal right
@@ -150,13 +152,14 @@ def learn_to_walk(model: Any, processor: Any, recipe: Recipe, say: Say) -> Itera
 
     for step, loss in fit(recipe.walking, layers, walking):
         say(f"walking: step {step}, loss {loss:.4f}, {right:.1%} of replies right")
-        if step % recipe.try_every == 0 and right >= recipe.try_from:
+        if right >= recipe.try_from and (step % recipe.try_every == 0 or solved > SOME):
             tried = Tried(step, right, solved_by(model, processor, recipe))
-            say(f"walking: step {step}, solves {tried.solved:.1%} of {recipe.tried_on} mazes")
+            solved = tried.solved
+            say(f"walking: step {step}, solves {solved:.1%} of {recipe.tried_on} mazes")
             yield tried
-            if tried.solved >= recipe.least:
-                if tried.solved > recipe.most:
-                    raise NotLearnt(f"{tried} is beyond {recipe.most}, and the try before below {recipe.least}")
+            if solved > recipe.most:
+                raise NotLearnt(f"{tried} is beyond {recipe.most}, and the try before below {recipe.least}")
+            if solved >= recipe.least:
                 return
     raise NotLearnt(f"{recipe.walking.steps} steps did not bring the base to {recipe.least} of mazes solved")
 
