@@ -28,7 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/integration" in str(item.path):
             item.add_marker(pytest.mark.integration)
     # Their engines and those of the stack that the other tests share don't fit into a small machine at once.
-    own = {f"tests/integration/{name}.py" for name in ("test_placement", "test_bench_peers", "test_bench")}
+    own = {
+        f"tests/integration/{name}.py" for name in ("test_placement", "test_bench_peers", "test_bench", "test_training_published")
+    }
     items.sort(key=lambda item: not any(str(item.path).endswith(name) for name in own))
 
 
