@@ -35,6 +35,11 @@ def refused(status: int, code: str, **headers: str) -> Fault:
     return Fault(status, body, tuple((name.replace("_", "-"), value) for name, value in headers.items()))
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, *request: Any) -> None:
+        """Clients that have gone away are nothing to print traces about."""
+
+
 @dataclass
 class Endpoint:
     spec: MazeSpec
@@ -66,7 +71,7 @@ class Endpoint:
             def log_message(self, *arguments: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
