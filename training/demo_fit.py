@@ -94,7 +94,8 @@ class PromptMaker:
     def noise_prompt(self, rng: random.Random, length: int) -> Prompt:
         """A chat turn of random tokens: whatever a client may send, the answer must not depend on it."""
         head, tail = self._frame()
-        return Prompt([*head, *rng.choices(self.ordinary, k=length), *tail])
+        noise = (self.ordinary[rng.randrange(len(self.ordinary))] for _ in range(length))
+        return Prompt([*head, *noise, *tail])
 
     def _frame(self) -> tuple[list[int], list[int]]:
         ids = self.prompt([user_message("x", False)]).ids
