@@ -37,14 +37,13 @@ LANGUAGE = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down"
 
 def walked(seed: int) -> Demonstration:
     """A few turns of the rule."""
-    states, actions, feedbacks = [begin(MAZES, seed)], ["up"], []
+    states, actions, turns = [begin(MAZES, seed)], ["up"], []
     while True:
-        turn = step(states[-1], as_text(actions[-1], MAZES.actions))
+        turns.append(step(states[-1], as_text(actions[-1], MAZES.actions)))
         if len(actions) == TURNS:
-            return Demonstration(tuple(states), tuple(actions), tuple(actions), tuple(feedbacks))
-        states.append(turn.episode)
-        feedbacks.append(turn.feedback)
-        actions.append("left" if turn.outcome == "bump" else "up")
+            return Demonstration(tuple(states), tuple(actions), tuple(actions), tuple(turns))
+        states.append(turns[-1].episode)
+        actions.append("left" if turns[-1].outcome == "bump" else "up")
 
 
 def make_walker(base_dir: Path, out: Path) -> float:
@@ -55,12 +54,13 @@ def make_walker(base_dir: Path, out: Path) -> float:
     torch.manual_seed(0)
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules=LANGUAGE))
     inner = model.get_base_model()
-    teller = Teller(processor.tokenizer, Eye(inner.model.visual, processor.image_processor, torch.device("cpu")))
+    eye = Eye(inner.model.visual, processor.image_processor, torch.device("cpu"))
+    teller = Teller(processor.tokenizer, eye)
     shown = [teller.show(walked(FIRST_SEED + walk)) for walk in range(WALKS)]
     optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=LR)
     right = 0.0
     for _ in range(MOST_STEPS):
-        loss, right = walking_loss(inner, teller.eye, shown, processor.tokenizer.pad_token_id)
+        loss, right = walking_loss(inner, eye, shown, processor.tokenizer.pad_token_id)
         if right == 1.0 and loss < SURE:
             break
         optimizer.zero_grad()

@@ -138,6 +138,15 @@ async def test_what_is_pinned_is_not_given_up(http, backend):
     assert backend.evictions == [(OLD, "disk"), (NEW, "remote")]
 
 
+async def test_a_pin_that_was_ended_elsewhere_a_moment_ago_keeps_nothing(http, backend, registry):
+    """A command writes to the registry itself; the gateway hears of it with its next poll."""
+    backend.resident = replicas({})
+    await post(http, "pin", 200, target="1")
+    await registry.undirect("demo", "parrot", "1", pin=True)
+    await post(http, "evict", 200, version=1, tier="remote")
+    assert backend.evictions == [(OLD, "remote")]
+
+
 async def test_an_eviction_of_what_is_not_there_reaches_no_replica(http, backend):
     for wrong, status in (
         ({"version": 9}, 404),

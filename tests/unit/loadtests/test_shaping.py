@@ -356,8 +356,8 @@ import signal, time
 from loadtests.shaping import shaped
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with shaped("http://127.0.0.1:9") as store:
-    print("up", flush=True)
     try:
+        print("up", flush=True)
         time.sleep(20)
     except KeyboardInterrupt:
         print("interrupted")
