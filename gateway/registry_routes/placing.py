@@ -65,13 +65,15 @@ async def end_prewarm(request: Request, asked: Annotated[Undirection, Query()], 
 @router.post("/evict", responses=answers(Evicted) | errors(404, 409, 413))
 async def evict(request: Request, asked: Eviction) -> Response:
     """Makes replicas give a version up, down to a tier. Where a request uses it, it stays."""
-    backend = request.app.state.parts.backend
+    parts = request.app.state.parts
+    backend = parts.backend
+    with contextlib.suppress(StoreError):  # a pin may have begun or ended since the last poll
+        await parts.view.refresh()
     entry = seen(request, asked.base, asked.name)
     version = pick(entry, asked.version, None)
     if asked.base not in backend.bases():
         raise ModelNotFound(f"there is no base `{asked.base}` here", param="base")
-    if _pin_of(entry, version.version, asked.tier):
-        await _refuse_if_still_pinned(request, asked, version.version)
+    _check_unpinned(entry, version.version, asked.tier)
     ref = AdapterRef(asked.base, asked.name, version.version)
     rows = await backend.evict(asked.base, ref, asked.tier)
     return answer(Evicted(str(ref), asked.tier, [EvictedRow(row["replica"], row["tier"], row.get("reason")) for row in rows]))
@@ -96,26 +98,16 @@ async def _check_pins(request: Request, asked: Direction, wanted: Directive) -> 
             check_pins(rows, *where, wanted, slots=min(slots), replicas=len(replicas), now_s=time.time())
 
 
-async def _refuse_if_still_pinned(request: Request, asked: Eviction, version: int) -> None:
-    """This gateway's picture may be a poll old, and who evicts may have ended the pin a moment ago. Raises VersionConflict."""
-    with contextlib.suppress(StoreError):
-        await request.app.state.parts.view.refresh()
-    entry = seen(request, asked.base, asked.name)
-    if pin := _pin_of(entry, version, asked.tier):
-        raise VersionConflict(
-            f"version {version} of `{entry.name}` is pinned through `{pin.target}`",
-            reason="pinned",
-            value=version,
-            hint="end the pin first",
-        )
-
-
-def _pin_of(entry: AdapterEntry, version: int, tier: LowerTier) -> Directive | None:
-    """What would bring the version back where it was given up down to `tier`."""
+def _check_unpinned(entry: AdapterEntry, version: int, tier: LowerTier) -> None:
+    """A replica would bring back what is pinned. Raises VersionConflict."""
     now_s = time.time()
     for directive in entry.directives:
         if directive.tier == "disk" and tier == "disk":
             continue
         if directive.pin and active(directive, now_s) and version in versions_of(directive.target, entry):
-            return directive
-    return None
+            raise VersionConflict(
+                f"version {version} of `{entry.name}` is pinned through `{directive.target}`",
+                reason="pinned",
+                value=version,
+                hint="end the pin first",
+            )

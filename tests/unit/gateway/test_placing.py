@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.errors import EngineUnavailable
+from adapters.types import Directive
 from tests.unit.gateway.test_promoter import NEW, OLD, post, replicas, row
 
 
@@ -138,9 +139,11 @@ async def test_what_is_pinned_is_not_given_up(http, backend):
     assert backend.evictions == [(OLD, "disk"), (NEW, "remote")]
 
 
-async def test_a_pin_that_was_ended_elsewhere_a_moment_ago_keeps_nothing(http, backend, registry):
+async def test_a_pin_that_a_command_made_a_moment_ago_holds_and_one_that_it_ended_keeps_nothing(http, backend, registry):
     """A command writes to the registry itself; the gateway hears of it with its next poll."""
     backend.resident = replicas({})
+    await registry.direct("demo", "parrot", Directive("2", "engine", pin=True))
+    assert (await post(http, "evict", 409, version=2, tier="remote"))["error"]["reason"] == "pinned"
     await post(http, "pin", 200, target="1")
     await registry.undirect("demo", "parrot", "1", pin=True)
     await post(http, "evict", 200, version=1, tier="remote")
