@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.maze import Action, Episode, MazeSpec, parse
+
+
+def dice(*of: int | str) -> int:
+    """A seed (0 to 2^63 - 1) that depends on all that it is of; the same in every process."""
+    digest = hashlib.blake2b("\0".join(map(str, of)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+def turn_dice(of_episode: int, turn: int) -> int:
+    """The seed of one turn, so that a turn's dice don't depend on how many tokens came before."""
+    return dice(of_episode, turn)
 
 
 @dataclass(frozen=True, slots=True)

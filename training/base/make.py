@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training.base.answering import answer_batches, answering_loss
-from training.base.architecture import MAZES, make_config, make_processor, make_tokenizer, new_model, save_base
+from training.base.architecture import MAZES, SHAPE, make_tokenizer
 from training.base.demonstrations import demonstrations
 from training.base.fitting import Course, autocast, fit
 from training.base.seeing import Examiner, known, lessons, loss_of
@@ -27,6 +27,7 @@ from training.demo_fit import PromptMaker
 from training.learner.pictures import Eye, attend_at_once
 from training.maze import Maze, training_mazes
 from training.rollouts import Rollouts
+from training.small_vlm import config_of, new_model, processor_of, save_base
 from training.spec import TrainSpec
 from training.trajectory import Sampling, Task
 
@@ -80,8 +81,8 @@ def make_base(out: Path, recipe: Recipe, device: torch.device, say: Say) -> list
     when the same recipe is made once more. Raises NotLearnt."""
     began = time.monotonic()
     tokenizer = make_tokenizer(recipe.seed)
-    processor = make_processor(tokenizer)
-    model = new_model(make_config(tokenizer), recipe.seed).to(device)
+    processor = processor_of(tokenizer, SHAPE)
+    model = new_model(config_of(tokenizer, SHAPE), recipe.seed).to(device)
     model.requires_grad_(False)
     learn_to_see(model, recipe, out.with_name(f"{out.name}.tower"), say)
     tries = list(learn_to_walk(model, processor, recipe, say))

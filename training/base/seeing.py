@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from training.base.architecture import HIDDEN, PATCH_PX, VISION_DEPTH, VISION_HIDDEN
+from training.base.architecture import SHAPE
 from training.maze import Episode, Maze, MazeSpec, picture
 from training.maze.grid import MOVES, Cell
 
 WAYS = (*MOVES, "wall", "goal")
 REACH = (2, 4, 7, 12, 20, 10_000)  # moves from the goal that each block is asked about
-assert len(REACH) == VISION_DEPTH
+assert len(REACH) == SHAPE.vision_depth
 LEFT_GOAL_SHARE = 0.1
 UNASKED = -100
 
@@ -105,8 +105,8 @@ def patches(images: NDArray[np.uint8]) -> Tensor:
     """uint8 [B, H, W, 3] -> float [B * patches, 3 * 2 * 16 * 16], as the base's image processor cuts and scales them."""
     pixels = torch.from_numpy(images).float().div_(127.5).sub_(1).permute(0, 3, 1, 2)
     count, channels, height, width = pixels.shape
-    rows, columns = height // PATCH_PX, width // PATCH_PX
-    cut = pixels.reshape(count, channels, rows, PATCH_PX, columns, PATCH_PX).permute(0, 2, 4, 1, 3, 5)
+    rows, columns = height // SHAPE.patch_px, width // SHAPE.patch_px
+    cut = pixels.reshape(count, channels, rows, SHAPE.patch_px, columns, SHAPE.patch_px).permute(0, 2, 4, 1, 3, 5)
     twice = cut.unsqueeze(4).expand(-1, -1, -1, -1, 2, -1, -1)  # a still picture is two equal frames
     return twice.reshape(count * rows * columns, -1)
 
@@ -119,9 +119,9 @@ class Examiner(nn.Module):
         answers = len(WAYS) + 1
         self.tower = tower
         self.of_blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(VISION_HIDDEN), nn.Linear(VISION_HIDDEN, answers)) for _ in tower.blocks
+            nn.Sequential(nn.LayerNorm(SHAPE.vision_hidden), nn.Linear(SHAPE.vision_hidden, answers)) for _ in tower.blocks
         )
-        self.of_tokens = nn.Linear(HIDDEN, answers)
+        self.of_tokens = nn.Linear(SHAPE.hidden, answers)
         self._after_blocks: list[Tensor] = []
         self._hooks = [
             block.register_forward_hook(lambda _module, _inputs, hidden: self._after_blocks.append(hidden))

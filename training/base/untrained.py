@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from training.base.architecture import make_config, make_processor, make_tokenizer, new_model, save_base
+from training.base.architecture import SHAPE, make_tokenizer
+from training.small_vlm import config_of, new_model, processor_of, save_base
 
 
 def make_untrained(out: Path, seed: int = 0) -> Path:
     """A folder as a trained base's, in about a second."""
     tokenizer = make_tokenizer()
-    save_base(new_model(make_config(tokenizer), seed), make_processor(tokenizer), out)
+    save_base(new_model(config_of(tokenizer, SHAPE), seed), processor_of(tokenizer, SHAPE), out)
     return out
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from adapters.errors import InvalidRequest
 from training.maze import HELD_OUT, MazeSpec, evaluation_set
 from training.maze.spec import BadSpec
-from training.runs.plan import dice, evaluation_tasks
-from training.trajectory import Sampling, Task
+from training.runs.plan import evaluation_tasks
+from training.trajectory import Sampling, Task, dice
 
 if TYPE_CHECKING:
     from training.spec import TrainSpec

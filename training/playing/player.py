@@ -15,8 +15,7 @@ from openai.types.chat import ChatCompletion
 
 from training.maze import Episode, MazeSpec, Turn, begin, messages, observe, step
 from training.maze.observing import Message
-from training.rollouts.playing import turn_dice
-from training.trajectory import Played, Sampling, Task, actions_of
+from training.trajectory import Played, Sampling, Task, actions_of, turn_dice
 
 LEAST_FAILURES = 8
 ABANDONED = "abandoned"

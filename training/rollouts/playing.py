@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 from training.maze import Episode, MazeSpec, begin, messages, observe, step
 from training.rollouts.conversation import Wording
 from training.rollouts.errors import BadRollout
-from training.trajectory import Sampling, Task, Trajectory
+from training.trajectory import Sampling, Task, Trajectory, turn_dice
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +185,3 @@ class _Talk:
 def _pictured(episode: Episode) -> Iterator[Episode]:
     if episode.spec.observation == "image":
         yield episode
-
-
-def turn_dice(dice: int, turn: int) -> int:
-    """The seed of one turn (0 to 2^63 - 1), so that a turn's dice don't depend on how many tokens came before."""
-    digest = hashlib.blake2b(f"{dice} {turn}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from training.maze import EvaluationSet, MazeSpec
-from training.trajectory import Sampling, Task
+from training.trajectory import Sampling, Task, dice
 
 Decoding = Literal["sampled", "greedy"]
 ResumeMode = Literal["none", "latest", "from_path"]
@@ -61,12 +60,6 @@ class DataOrder:
         random.Random(f"{self.seed} {self.epoch_of(step)}").shuffle(order)
         begin = (step - 1) % self.steps_per_epoch * self.train_batch_size
         return tuple(order[begin : begin + self.train_batch_size])
-
-
-def dice(*of: int | str) -> int:
-    """A seed from 0 to 2^63 - 1 that depends on all that it is of; the same in every process."""
-    digest = hashlib.blake2b("\0".join(map(str, of)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
 
 
 def training_tasks(order: DataOrder, step: int, n_samples_per_prompt: int) -> list[Task]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.base.architecture import MAZES, make_config, make_processor, make_tokenizer, new_model
+from training.base.architecture import MAZES, SHAPE, make_tokenizer
 from training.base.demonstrations import SHORT_TURNS, demonstrate, demonstrations
 from training.base.fitting import Course
 from training.base.seeing import WAYS, lesson, lessons, patches, way_to_goal
@@ -19,6 +19,7 @@ from training.base.walking import Teller
 from training.learner.pictures import Eye
 from training.maze import begin, evaluation_set, is_held_out, make_maze, messages, observe, oracle, picture, training_mazes
 from training.maze.actions import as_text
+from training.small_vlm import config_of, new_model, processor_of
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def eye(tokenizer) -> Eye:
-    model = new_model(make_config(tokenizer), 0)
-    return Eye(model.model.visual, make_processor(tokenizer).image_processor, torch.device("cpu"))
+    model = new_model(config_of(tokenizer, SHAPE), 0)
+    return Eye(model.model.visual, processor_of(tokenizer, SHAPE).image_processor, torch.device("cpu"))
 
 
 def test_a_reply_is_four_tokens(tokenizer):
@@ -44,7 +45,7 @@ def test_a_cell_is_an_image_token(eye: Eye, size: int):
 
 def test_patches_are_cut_as_the_image_processor_cuts_them(tokenizer):
     images = [picture(begin(MAZES, seed)) for seed in range(3)]
-    processed = make_processor(tokenizer).image_processor(images=images, return_tensors="pt")["pixel_values"]
+    processed = processor_of(tokenizer, SHAPE).image_processor(images=images, return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(patches(np.stack(images)), processed, rtol=0, atol=1e-6)
 
 

@@ -21,10 +21,9 @@ from training.playing.choosing import RULES, decoded, named_tasks, parsed_seeds
 from training.playing.command import play as play_command
 from training.playing.comparing import as_lines, compared, read_played
 from training.playing.player import NotPlayed, Seen, Table, Unanswerable, play
-from training.rollouts.playing import turn_dice
 from training.runs.plan import evaluation_tasks
 from training.spec import TrainSpec
-from training.trajectory import Played, Sampling, Task
+from training.trajectory import Played, Sampling, Task, turn_dice
 
 SEEDS = tuple(range(6))
 TASKS = [Task(seed, dice=100 + seed) for seed in SEEDS]

@@ -11,7 +11,8 @@ import pytest
 from tests.scripted_run import FIRST_SET, plan_in
 from training.runs.events import CheckpointSaved, Line, StepEvent
 from training.runs.interval import Costs, NothingMeasured, measured, suggestions
-from training.runs.plan import BadPlan, DataOrder, dice, evaluation_tasks, training_tasks
+from training.runs.plan import BadPlan, DataOrder, evaluation_tasks, training_tasks
+from training.trajectory import dice
 
 ORDER = DataOrder(tuple(range(10)), train_batch_size=3, epochs=4, seed=5)
 
@@ -43,7 +44,7 @@ def test_a_batch_larger_than_all_mazes_is_refused_with_the_limit(size):
 
 
 def test_dice_are_the_same_in_every_process_and_differ_by_all_that_they_are_of():
-    code = "from training.runs.plan import dice; print(dice(1, 2, 3, 4))"
+    code = "from training.trajectory import dice; print(dice(1, 2, 3, 4))"
     elsewhere = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert int(elsewhere) == dice(1, 2, 3, 4)
     assert len({dice(1, 2, 3, 4), dice(12, 3, 4), dice(1, 23, 4), dice(1, 2, 3, 5)}) == 4
