@@ -10,8 +10,9 @@ import pytest
 from peft import LoraConfig, get_peft_model
 
 from tests.repo.checkout import ROOT
-from training.base.architecture import make_config, make_tokenizer, new_model
+from training.base.architecture import SHAPE, make_tokenizer
 from training.skyrl.overrides import check_skyrl, inert_in_skyrl, overrides, ticket_files
+from training.small_vlm import config_of, new_model
 from training.spec import VISION_MODULES, BadTrainSpec, TrainSpec
 
 HYPERPOD = ROOT / "training" / "specs" / "hyperpod.yaml"
@@ -79,7 +80,8 @@ def test_the_vision_tower_is_left_out_unless_a_spec_says_what_is():
 
 def test_what_is_left_out_is_the_whole_vision_tower_and_nothing_else():
     policy = get_peft_model(
-        new_model(make_config(make_tokenizer()), 0), LoraConfig(target_modules="all-linear", exclude_modules=VISION_MODULES, r=2)
+        new_model(config_of(make_tokenizer(), SHAPE), 0),
+        LoraConfig(target_modules="all-linear", exclude_modules=VISION_MODULES, r=2),
     )
     adapted = {name for name, _ in policy.named_modules() if name.endswith("lora_A")}
     assert adapted
