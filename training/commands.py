@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -21,7 +21,7 @@ from training.publishing import command as publishing
 if TYPE_CHECKING:
     from training.runs.plan import Plan
     from training.runs.watching import Watching
-    from training.spec import TrainSpec
+    from training.spec import Inert, TrainSpec
 
 RUNS = Path(".loramux/train")
 SPECS = Path(__file__).parent / "specs"
@@ -78,8 +78,7 @@ def run_spec(
     from training.runs.stopping import Stopping
     from training.spec import inert_locally
 
-    for one in inert_locally(loaded):
-        _say(f"{one.key}={one.value} changes nothing here: {one.why}")
+    _say_inert(inert_locally(loaded))
     folder = out or RUNS / Path(spec).stem
     job = start.Job(loaded, folder, _seeds(seeds, loaded.trainer.seed), keep_paths=out is None, config=config)
     stopping = Stopping(_say)
@@ -194,11 +193,18 @@ def _seeds(said: str | None, first: int) -> tuple[int, ...]:
     return tuple(range(first, first + numbers[0])) if len(numbers) == 1 else tuple(numbers)
 
 
+def _say_inert(found: Iterable[Inert]) -> None:
+    for one in found:
+        _say(f"{one.key}={one.value} changes nothing: {one.why}")
+
+
 def _submit(spec: TrainSpec, address: str | None, as_json: bool) -> None:
+    from training.skyrl.overrides import inert_in_skyrl
     from training.skyrl.submit import submit
 
     if not address:
         raise typer.BadParameter("--backend skyrl needs --address, that of the cluster's Ray Jobs")
+    _say_inert(inert_in_skyrl(spec))
     job = _or_fail(lambda: submit(spec, address), as_json)
     show(as_json, asdict(job), f"submitted: {job.job_id}", f"next: {job.logs_command()}")
 

@@ -93,9 +93,10 @@ def engine_environment(spec: TrainSpec, index: int, device: str, inherited: Mapp
 
 
 def _gpu(spec: TrainSpec, index: int, visible: str | None) -> str:
-    """Colocated engines sit on the learners' GPUs, one on each; others on those after them."""
+    """Colocated engines sit on the learners' GPUs, dealt out in turn; others on those after them, one on each."""
     place = spec.trainer.placement
-    at = index if place.colocate_all else place.policy_num_nodes * place.policy_num_gpus_per_node + index
+    learners = place.policy_num_nodes * place.policy_num_gpus_per_node
+    at = index % learners if place.colocate_all else learners + index
     if visible is None:
         return str(at)
     names = visible.split(",")

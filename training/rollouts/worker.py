@@ -60,7 +60,8 @@ class Worker:
 
 def main(kind: Any = Worker) -> int:
     socket, lifeline = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever tells this process what to do
+    for number in (signal.SIGINT, signal.SIGTERM):  # a group's are for whoever tells this process what to do; it ends with them
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     connection = Connection(socket)
     worker = kind

@@ -158,7 +158,7 @@ def _run(job: Job, hands: Hands, plan: Plan, spec: TrainSpec, world: World, samp
         try:
             ended = Loop(plan, sampler, learner, log, around).run()
         finally:
-            _close(publisher, spec, log, hands)
+            _close(publisher, spec, hands)
     if len(job.seeds) > 1:
         _report([plan.run_path], plan.run_path, hands)
     return ended
@@ -219,12 +219,11 @@ def _name_of(job: Job, plan: Plan) -> str:
     return plan.run_path.absolute().name if len(job.seeds) == 1 else f"{job.folder.absolute().name}-{plan.run_path.name}"
 
 
-def _close(publisher: Publisher | None, spec: TrainSpec, log: EventLog, hands: Hands) -> None:
+def _close(publisher: Publisher | None, spec: TrainSpec, hands: Hands) -> None:
     """What is not published by then stays, is told, and a scan of the next run finds it."""
     if publisher is None:
         return
-    for left in publisher.close(spec.loramux.publish.close_timeout_s):
-        log.tell(left)
+    for left in publisher.close(spec.loramux.publish.close_timeout_s):  # the log hears of it by the publisher
         hands.say(f"step {left.step} is not published ({left.reason}): it lies in {left.folder}")
 
 

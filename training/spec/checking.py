@@ -178,6 +178,7 @@ INERT_LOCALLY: dict[str, str] = {
     "trainer.policy.optimizer_config.offload_after_step": "an adapter's optimizer is small and stays",
     "trainer.log_path": ONE_PROCESS,
     "trainer.enable_ray_gpu_monitor": ONE_PROCESS,
+    "trainer.micro_forward_batch_size_per_gpu": "old log-probs are computed in the micro-batches of training",
     "trainer.remove_microbatch_padding": "images are never packed; micro-batches are padded",
     "trainer.flash_attn": "attention is torch's own",
     "trainer.project_name": "there is no tracker: events and reports are files of the run",

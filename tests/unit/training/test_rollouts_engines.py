@@ -202,7 +202,7 @@ def test_an_engine_loads_no_plugins():
     assert engine_environment(spec_of(), 0, "cpu", {"VLLM_PLUGINS": "all"})["VLLM_PLUGINS"] == ""
 
 
-@pytest.mark.parametrize(("colocated", "visible", "gpu"), [("true", None, "1"), ("true", "4,6", "6"), ("false", "4,5,6", "6")])
+@pytest.mark.parametrize(("colocated", "visible", "gpu"), [("true", None, "0"), ("true", "4,6", "4"), ("false", "4,5,6", "6")])
 def test_engines_sit_on_the_learners_gpus_or_on_those_after_them(colocated, visible, gpu):
     spec = spec_of(f"{ENGINE}.num_engines=2", f"trainer.placement.colocate_all={colocated}")
     inherited = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
