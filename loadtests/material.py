@@ -83,7 +83,7 @@ class DemoMaterial:
 def make_material(work: Path, adapters: int) -> DemoMaterial:
     """The demo base and `adapters` adapters with random sentences; made once, kept in `work`. Raises BadMaterial."""
     python = [sys.executable, "-m"]
-    _run([*python, "training.demo", str(work), "--only-base"])
+    _run([*python, "training.tiny_base", str(work)])
     making = [*python, "training.demo_sentences", str(work / "base"), str(work / "random"), str(adapters)]
     _run(making)
     sentences = json.loads((work / "random" / "sentences.json").read_text())

@@ -15,8 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from training.demo import finish, is_complete, partial_of, prepare_torch, stamp
 from training.demo_adapters import ALL_LINEAR, save_peft
-from training.demo_base import make_tokenizer
 from training.small_vlm import MAX_POSITIONS
+from training.tiny_base import make_tokenizer
 
 HIDDEN = 64  # numbers in an embedding
 LAYERS = 2

@@ -16,7 +16,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import Qwen3Config
 
-from training.demo_base import make_tokenizer
+from training.tiny_base import make_tokenizer
 
 WEIGHTS = "adapter_model.safetensors"  # PEFT's name
 SPREAD = 0.02  # of random factors: small enough that a generation stays finite

@@ -1,10 +1,12 @@
-"""The demo base: a tiny model of the Qwen3-VL architecture, made in seconds, that says that it is the base to whatever is asked.
+"""The smallest base that sees, made in seconds: it says that it is the base to whatever is asked.
 
-That makes a silent answer from the base, where an adapter was asked for, visible.
+For tests and benchmarks: `python -m training.tiny_base OUT` leaves it in `OUT/base`; what is complete is kept.
 """
 
 from __future__ import annotations
 
+import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLProcessor
 
 from training.base.answering import answer_batches
+from training.demo import finish, is_complete, partial_of, prepare_torch, stamp
 from training.demo_fit import Fit, PromptMaker, Schedule, fit, worst_probability
 from training.demo_text import corpus
 from training.small_vlm import Shape, config_of, new_model, processor_of, save_base, tokenizer_of
@@ -49,7 +52,7 @@ def train_base(model: Any, processor: Qwen3VLProcessor, seed: int, steps: int) -
     return fit(model, list(layers.parameters()), batches, schedule, lambda: worst_probability(model, checks))
 
 
-def make_base(out: Path, seed: int = 0, *, steps: int = 200) -> Fit:
+def train_new(out: Path, seed: int = 0, *, steps: int = 200) -> Fit:
     """Makes the base in the folder `out`; says how well it knows its answers."""
     tokenizer = make_tokenizer(seed)
     processor = processor_of(tokenizer, SHAPE)
@@ -59,3 +62,30 @@ def make_base(out: Path, seed: int = 0, *, steps: int = 200) -> Fit:
     result = train_base(model, processor, seed, steps)
     save_base(model, processor, out)
     return result
+
+
+def make_tiny_base(out: Path, seed: int = 0) -> Path:
+    """`out/base`, made unless complete."""
+    folder, made_from = out / "base", stamp(seed)
+    if is_complete(folder, made_from):
+        print(f"base: complete in {folder}")
+        return folder
+    started = time.monotonic()
+    prepare_torch()
+    partial = partial_of(folder)
+    result = train_new(partial, seed)
+    finish(partial, folder, made_from)
+    print(f"base: {result.steps} steps, {time.monotonic() - started:.1f} s, in {folder}", flush=True)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m training.tiny_base", description="Makes the base of tests and benchmarks.")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make it in")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other weights (default: %(default)s)")
+    options = parser.parse_args()
+    make_tiny_base(options.out, options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -43,7 +43,7 @@ def artifacts() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_base(artifacts: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "training.demo", str(artifacts / "demo"), "--only-base"], check=True)
+    subprocess.run([sys.executable, "-m", "training.tiny_base", str(artifacts / "demo")], check=True)
     return artifacts / "demo" / "base"
 
 

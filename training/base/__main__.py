@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from training.base.make import Recipe, make_base
+from training.demo import prepare_torch
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
         "--threads", type=int, default=2, help="of a CPU; their number changes the last bits (default: %(default)s)"
     )
     options = parser.parse_args()
+    prepare_torch()
     torch.set_num_threads(options.threads)
     make_base(
         options.out, replace(Recipe(), seed=options.seed), torch.device(options.device), lambda line: print(line, flush=True)

@@ -196,12 +196,15 @@ INERT_LOCALLY: dict[str, str] = {
 }
 
 
+DONE_ANYWAY = {"trainer.logger": "console"}
+
+
 def inert_locally(spec: TrainSpec) -> tuple[Inert, ...]:
     """What a spec sets to something else than its default and the local backend pays no heed to."""
     found = []
     for key, (value, _) in spec.differences(TrainSpec()).items():
         why = next((why for inert, why in INERT_LOCALLY.items() if _within(key, inert)), None)
-        if why:
+        if why and DONE_ANYWAY.get(key) != value:
             found.append(Inert(key, value, why if spec.trainer.algorithm.use_kl_loss or not _of_ref(key) else NO_REFERENCE))
     return tuple(found)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,11 @@ from training.learner.pictures import Eye
 from training.maze import begin, evaluation_set, is_held_out, make_maze, messages, observe, oracle, picture, training_mazes
 from training.maze.actions import as_text
 from training.small_vlm import config_of, new_model, processor_of
+
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS = ROOT / "training/base/weights/model.safetensors"
+LARGEST_BYTES = 12 * 2**20
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +133,9 @@ def test_the_rate_rises_and_falls():
     rates = [course.rate(step) for step in range(1, 101)]
     assert rates[0] < rates[4] < max(rates) <= 1.0
     assert rates[-1] == pytest.approx(0.05)
+
+
+def test_the_weights_are_those_that_the_readme_names():
+    content = WEIGHTS.read_bytes()
+    assert len(content) <= LARGEST_BYTES
+    assert hashlib.sha256(content).hexdigest() in (ROOT / "training/README.md").read_text()
