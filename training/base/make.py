@@ -24,7 +24,7 @@ from training.base.fitting import Course, autocast, fit
 from training.base.seeing import Examiner, known, lessons, loss_of
 from training.base.walking import Teller, walking_loss, walks
 from training.demo_fit import PromptMaker
-from training.learner.pictures import Eye, attend_at_once
+from training.learner.pictures import Eye, quicken
 from training.maze import Maze, training_mazes
 from training.rollouts import Rollouts
 from training.small_vlm import config_of, new_model, processor_of, save_base
@@ -103,7 +103,7 @@ def learn_to_see(model: Any, recipe: Recipe, kept: Path, say: Say) -> None:
         tower.load_state_dict(torch.load(name, weights_only=True))
         say(f"seeing: learnt already, in {name}")
         return
-    attend_at_once(tower)
+    quicken(tower)
     examiner = Examiner(tower.requires_grad_(True)).to(device)
     asked_next = lessons(MAZES, mazes_of(recipe, recipe.seen), recipe.seeing.batch, recipe.seed)
     knows = (0.0, 0.0)

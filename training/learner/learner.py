@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from training.learner.parallel import World, alone, shard, sync_gradients, whole
 from training.learner.pictures import Grid, Seen
 from training.learner.plan import Credit, MiniBatch, credit, cut, is_live, mini_batches
 from training.learner.policy import Precision, load_policy
+from training.learner.rate import planned_steps, rate, steps_per_batch
 from training.learner.rows import MicroBatch, Row, group_of, micro_batch, padded_log_probs, row_of
 from training.learner.state import captured, read_state, restore, state_file, write_state
 from training.learner.tally import Stopwatch, Tally, add_drift
@@ -94,6 +96,7 @@ class Learner:
             betas=self.optimizing.adam_betas,
             weight_decay=self.optimizing.weight_decay,
         )
+        self.steps_per_batch, self.planned_steps = steps_per_batch(spec), planned_steps(spec)
         self.policy_step = 0
         self.optimizer_steps = 0
 
@@ -117,12 +120,14 @@ class Learner:
         with watch("reference"):
             reference = self._reference(batch, seen)
         norms: list[float] = []
+        places = count((step - 1) * self.steps_per_batch)
         for _ in range(self.trainer.update_epochs_per_batch):
             for at in range(len(batch.minis)):
+                place = next(places)
                 with watch("forward_backward"):
                     self._accumulate(batch, at, seen, old, reference, tally)
                 with watch("optimizer"):
-                    norms += self._optimizer_step(tally) if batch.works[at] else []
+                    norms += self._optimizer_step(place) if batch.works[at] else []
         for place, work in _places(batch):
             add_drift(tally, old[place], work.sampler_bt, work.mask_bt)
         self.policy_step = step
@@ -220,11 +225,10 @@ class Learner:
                 loss=loss, policy_loss=surrogate, tokens=tokens, held=held * tokens, entropy=(entropy_bt * work.mask_bt).sum()
             )
 
-    def _optimizer_step(self, tally: Tally) -> list[float]:
+    def _optimizer_step(self, place: int) -> list[float]:
         """The norm of the gradients before they were clipped. With one that is no number there is no step, as in SkyRL."""
-        warmup = self.optimizing.num_warmup_steps
         for group in self.optimizer.param_groups:
-            group["lr"] = self.optimizing.lr * min(1.0, self.optimizer_steps / warmup if warmup else 1.0)
+            group["lr"] = rate(self.optimizing, self.optimizer_steps, place, self.planned_steps)
         norm = whole(torch.nn.utils.clip_grad_norm_(self.weights.values(), self.optimizing.max_grad_norm)).item()
         if norm < float("inf"):
             self.optimizer.step()

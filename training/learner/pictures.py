@@ -10,7 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttention, apply_rotary_pos_emb_vision
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLVisionAttention,
+    Qwen3VLVisionPatchEmbed,
+    apply_rotary_pos_emb_vision,
+)
 
 from training.maze import Episode
 from training.maze.rendering import picture
@@ -40,7 +44,7 @@ class Eye:
     def __init__(self, tower: Any, image_processor: Any, device: torch.device) -> None:
         self.tower, self.image_processor, self.device = tower, image_processor, device
         self._grids: dict[tuple[int, int], Grid] = {}
-        attend_at_once(tower)
+        quicken(tower)
 
     def grid(self, state: Episode) -> Grid:
         """(time, rows, columns) of the image tokens that the state's picture becomes."""
@@ -83,12 +87,22 @@ class Eye:
         return out["pixel_values"], (time, rows, columns)
 
 
-def attend_at_once(tower: Any) -> None:
-    """From now on the tower attends to pictures of one size in one call. Without FlashAttention its own way is a loop over
-    pictures, which takes most of the time that small pictures need; several sizes together still go that way."""
+def quicken(tower: Any) -> None:
+    """From now on the tower attends to pictures of one size in one call, and embeds patches by one matrix product.
+
+    Without FlashAttention its own attention is a loop over pictures, which takes most of the time that small pictures need;
+    several sizes together still go that way. Its own embedding is a convolution over patches that do not overlap, for which
+    GPUs without a fitting cuDNN have a loop over patches."""
     for module in tower.modules():
         if isinstance(module, Qwen3VLVisionAttention):
             module.forward = MethodType(_attend, module)
+        if isinstance(module, Qwen3VLVisionPatchEmbed):
+            module.forward = MethodType(_embed, module)
+
+
+def _embed(embedding: Any, patches_nv: Tensor) -> Tensor:
+    weight = embedding.proj.weight
+    return F.linear(patches_nv.to(weight.dtype), weight.flatten(1), embedding.proj.bias)
 
 
 def _attend(attention: Any, hidden_states: Tensor, cu_seqlens: Tensor, position_embeddings: Any = None, **others: Any) -> Tensor:

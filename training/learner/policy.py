@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -124,6 +126,7 @@ def load_policy(
 ) -> tuple[Policy, Eye | None]:
     """The policy and its eye (None for a base of text). The LoRA's start depends on the seed alone, on whichever device. Raises
     BadPolicy."""
+    _refuse_deaf_transformers()
     config = AutoConfig.from_pretrained(base)
     model = _load_base(base, config, precision)
     adapted = _adapt(model, lora, seed)
@@ -135,6 +138,12 @@ def load_policy(
     if tower is None:
         return policy, None
     return policy, Eye(tower.to(device).eval(), AutoImageProcessor.from_pretrained(base), device)
+
+
+def _refuse_deaf_transformers() -> None:
+    """A release that does not know the argument takes it without a word, and the policy would be blind."""
+    if "mm_encoder_outputs" not in signature(Qwen3VLModel.forward).parameters:
+        raise BadPolicy(f"transformers {transformers.__version__} takes no features of a tower: 5.24.0, which is locked, does")
 
 
 def _load_base(base: Path, config: Any, precision: Precision) -> Any:

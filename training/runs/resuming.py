@@ -30,13 +30,24 @@ HARMLESS = (
 )
 
 
+# Where the rate falls until the end, these say how fast.
+ENDS = ("trainer.epochs", "trainer.max_training_steps")
+SCHEDULER = "trainer.policy.optimizer_config.scheduler"
+CONSTANT = "constant_with_warmup"
+
+
 class OtherSpec(ValueError):
     """The checkpoint is of a run that was specified otherwise; says which fields differ."""
 
 
 def check_may_resume(saved: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
     """Raises OtherSpec. Both are flat: a dotted key to a value that JSON has."""
-    differing = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key) and not _is_harmless(key))
+    falls = now.get(SCHEDULER, CONSTANT) != CONSTANT
+    differing = sorted(
+        key
+        for key in saved.keys() | now.keys()
+        if saved.get(key) != now.get(key) and (not _is_harmless(key) or (falls and key in ENDS))
+    )
     if differing:
         told = "; ".join(f"{key} was {saved.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise OtherSpec(f"{where} is of another run: {told}. Set it back, or start over with trainer.resume_mode=none")

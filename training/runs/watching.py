@@ -16,6 +16,8 @@ from rich.text import Text
 from training.runs.events import AdapterSaved, CheckpointSaved, EvalEvent, RunEnded, RunStarted, StepEvent, Trouble
 from training.runs.plan import Plan
 
+DRIFT = "policy/rollout_train_logprobs_abs_diff_mean"
+MOST_DRIFT = 0.1  # nats a token; bfloat16 alone comes to a hundredth
 STEPS_SHOWN = 8
 NOTES_SHOWN = 4
 EVALUATIONS_SHOWN = 5
@@ -167,7 +169,9 @@ def told(event: Any) -> str:
             over = "".join(f"\npassed over: {one}" for one in event.passed_over)
             return f"seed {event.seed}: {how} of {event.total_steps}{again}, spec {event.spec_digest}{over}"
         case StepEvent():
-            return ", ".join(f"{name} {value}" for name, value in _figures(event).items())
+            drift = event.learner.get(DRIFT, 0.0)
+            apart = f", drift {drift:.2f}: engine and learner are not of one mind" if drift > MOST_DRIFT else ""
+            return ", ".join(f"{name} {value}" for name, value in _figures(event).items()) + apart
         case EvalEvent():
             of = f"{event.set} {event.decoding}"
             return (

@@ -117,7 +117,7 @@ ONLY_LOCALLY: dict[str, tuple[Any, ...]] = {
     "trainer.placement.policy_num_nodes": (1,),
     "trainer.policy.sequence_parallel_size": (1,),
     "trainer.policy.fsdp_config.cpu_offload": (False,),
-    "trainer.policy.optimizer_config.scheduler": ("constant_with_warmup",),
+    "trainer.policy.optimizer_config.scheduler": ("constant_with_warmup", "linear", "cosine"),
     "trainer.max_tokens_per_microbatch": (-1,),
     "generator.batched": (False,),
     "generator.step_wise_trajectories": (False,),

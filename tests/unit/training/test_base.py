@@ -23,7 +23,6 @@ from training.maze import begin, evaluation_set, is_held_out, make_maze, message
 from training.maze.actions import as_text
 from training.small_vlm import config_of, new_model, processor_of
 
-
 ROOT = Path(__file__).parents[3]
 WEIGHTS = ROOT / "training/base/weights/model.safetensors"
 LARGEST_BYTES = 12 * 2**20

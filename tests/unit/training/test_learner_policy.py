@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoImageProcessor, Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration
+from transformers import AutoImageProcessor, Qwen3Config, Qwen3ForCausalLM, Qwen3VLForConditionalGeneration, Qwen3VLModel
 
 from tests.unit.training.learner_data import MAZES, make_base, play, spec_of
 from training.learner import BadPolicy, BadTrajectory
@@ -213,3 +213,9 @@ def test_a_micro_batch_of_nothing_gives_gradients_of_zero(base, loaded):
 )
 def test_gpus_compute_in_bfloat16_where_the_spec_has_it(dtype, device, bf16, expected):
     assert Precision.of(dtype, device, bf16) == expected
+
+
+def test_a_transformers_that_would_leave_the_policy_blind_is_refused(base, monkeypatch):
+    monkeypatch.setattr(Qwen3VLModel, "forward", lambda self, input_ids, **others: None)
+    with pytest.raises(BadPolicy, match="takes no features of a tower"):
+        load_policy(base, spec_of(base).trainer.policy.model.lora, Precision(), CPU, seed=1)
