@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -23,6 +25,10 @@ from adapters.errors import InvalidRequest, LoraMuxError
 from serve_app import probe
 from serve_app.processes import RunFile, free_port, port_owner
 from serve_app.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from adapters.names import AdapterRef
+    from adapters.registry import Registry
 
 MIN_RAY_CPUS = 8
 STATUS_PERIOD_S = 2.0
@@ -186,11 +192,19 @@ def _publish_demo(settings: Settings, folder: Path) -> None:
             published = await publish_folder(
                 registry, Publication(base, name, folder / "adapters" / version, message="demo", who="loramux up")
             )
-            head = await registry.head(base, name)
-            if "production" not in head.aliases:
+            if await _is_of_another_base(registry, published.ref):
                 await registry.promote(base, name, "production", published.ref.version, By("loramux up", "demo"))
 
     asyncio.run(publish())
+
+
+async def _is_of_another_base(registry: Registry, ref: AdapterRef) -> bool:
+    """Whether production is nothing, or what an earlier demo made for its own base, beside a version for this one."""
+    head = await registry.head(ref.base, ref.name)
+    if "production" not in head.aliases:
+        return True
+    now = await registry.manifest(replace(ref, version=head.aliases["production"]))
+    return bool(now.base_fingerprint != (await registry.manifest(ref)).base_fingerprint)
 
 
 def _welcome(settings: Settings, answers: dict[str, str], demo: bool) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,21 @@ async def staged(engine: Any, client: Any) -> dict[str, Any]:
         }
 
 
+async def misfit(engine: Any, client: Any) -> dict[str, Any]:
+    """An adapter of a smaller sibling, whose factors would fit into the corners of the engine's: read ahead, and added at once."""
+    contract = await engine.contract("toy")
+    halves = {
+        name: replace(shape, in_features=shape.in_features // 2, out_features=shape.out_features // 2)
+        for name, shape in contract.modules.items()
+    }
+    with tempfile.TemporaryDirectory() as name:
+        write_adapter(Path(name) / "small", replace(contract, modules=halves), rank=4, seed=1)
+        ref, files = AdapterRef("toy", "small", 1), LocalAdapter("", Path(name) / "small", 0)
+        errors = [await _text(lambda: engine.stage(ref, 1_001, files)), await _text(lambda: engine.add(ref, 1_002, files))]
+        await engine.remove(ref, 1_002)
+        return {"errors": errors, "registered": sorted(await engine.registered())}
+
+
 async def starved(engine: Any, client: Any) -> dict[str, Any]:
     """Loads for which the worker has no memory, when it reads ahead and when it fills a place; then the same with memory."""
     contract = await engine.contract("toy")
@@ -256,6 +272,14 @@ async def _refusal(work: Callable[[], Awaitable[None]]) -> str | None:
     return None
 
 
+async def _text(work: Callable[[], Awaitable[Any]]) -> str | None:
+    try:
+        await work()
+    except AdapterIncompatible as error:
+        return str(error)
+    return None
+
+
 async def _error(work: Callable[[], Awaitable[Any]]) -> list[Any]:
     """Code and reason of the error, and whether it may be tried again."""
     try:
@@ -280,7 +304,7 @@ async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
     return list(last.outputs[0].token_ids)
 
 
-QUESTIONS = {"describe": describe, "haunt": haunt, "staged": staged, "starved": starved, "experts": experts}
+QUESTIONS = {"describe": describe, "haunt": haunt, "staged": staged, "starved": starved, "experts": experts, "misfit": misfit}
 
 
 async def main(question: str, base: Path, options: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:

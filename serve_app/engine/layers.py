@@ -57,6 +57,23 @@ def landed_modules(manager: Any, int_id: int) -> list[str]:
     return [name for module, layer in manager.modules.items() for name in _filled(manager, adapter, module, layer)]
 
 
+def misfits(manager: Any, adapter: Any) -> list[str]:
+    """What a loaded adapter holds in another shape than the layer takes that it lands on; experts, which vLLM checks, left out.
+
+    vLLM copies a smaller factor into the corner of its place without a word, and the adapter says next to nothing from there.
+    """
+    takes = {part: shape for name, layer in manager.modules.items() for part, shape in _parts(manager, name, layer).items()}
+    found = []
+    for part, weights in adapter.loras.items():
+        width_in, width_out, experts = takes.get(part, (None, None, None))
+        if width_in is None or experts is not None or not hasattr(weights.lora_a, "shape"):
+            continue
+        has = weights.lora_a.shape[-1], weights.lora_b.shape[0]
+        if has != (width_in, width_out):
+            found.append(f"{part} is {has[0]} to {has[1]} wide, and the base's {width_in} to {width_out}")
+    return found
+
+
 def modules_of_model(model: Any, vllm_config: Any) -> Modules:
     """What a LoRA manager of vLLM would take in a model that has no weights; runs on the meta device, without kernels."""
     from vllm.lora import model_manager

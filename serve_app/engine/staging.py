@@ -22,12 +22,15 @@ from typing import Any, Self
 
 import msgspec
 
+from serve_app.engine.layers import misfits
+
 logger = logging.getLogger(__name__)
 
 READERS = 4
 STAGED_AT_ONCE = 2
 BUFFER_BYTES = 32 * 2**20  # torch keeps pinned buffers for the next taker by powers of two
 _HEADER = struct.Struct("<Q")
+ANOTHER_BASE = "its shapes are of another base"
 SHORT = "the adapter's file is shorter than its header says"
 
 
@@ -199,12 +202,17 @@ def reserve(size_bytes: int) -> int:
     return len(buffers) * BUFFER_BYTES
 
 
+class OfAnotherBase(ValueError):
+    """The adapter's shapes are not this base's. The text names the first module that differs."""
+
+
 class Staging:
-    """What was read ahead, by integer id, until the engine takes it or forgets it. `manager` is vLLM's WorkerLoRAManager."""
+    """What was read ahead, by integer id, until the engine takes it or forgets it. `manager` is vLLM's WorkerLoRAManager. An
+    adapter of another base is refused, read ahead or not: OfAnotherBase."""
 
     def __init__(self, manager: Any) -> None:
         self._manager, self._inner = manager, manager._adapter_manager
-        self._load, self._remove, self._merge = (
+        self._read, self._remove, self._merge = (
             manager._load_adapter,
             manager.remove_adapter,
             self._inner._create_merged_loras_inplace,
@@ -225,6 +233,12 @@ class Staging:
 
     def ids(self) -> list[int]:
         return sorted(self._staged)
+
+    def _load(self, request: Any) -> Any:
+        adapter = self._read(request)
+        if found := misfits(self._inner, adapter):
+            raise OfAnotherBase(f"{ANOTHER_BASE}: {found[0]}")
+        return adapter
 
     def _take(self, request: Any) -> Any:
         staged = self._staged.pop(request.lora_int_id, None)

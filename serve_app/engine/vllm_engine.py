@@ -21,7 +21,7 @@ from adapters.errors import AdapterIncompatible, EngineUnavailable, InternalErro
 from adapters.names import AdapterRef
 from adapters.types import BaseContract, LocalAdapter
 from serve_app.engine.layers import Modules, describe_base
-from serve_app.engine.staging import StageRequest, StagingFailed, lora_request, stage
+from serve_app.engine.staging import ANOTHER_BASE, StageRequest, StagingFailed, lora_request, stage
 
 WORKER_EXTENSION = "serve_app.engine.worker.WorkerExtension"
 # Of a worker's error only the text comes back: what torch says of the device, of pinned and of plain memory, and the system.
@@ -177,9 +177,12 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _class_of(error: Exception) -> str:
+    """The error's class, or its text where that names no paths and helps more."""
     text = str(error).splitlines()[0] if str(error) else ""
     if "max_lora_rank" in text:
         return text[:200]
+    if ANOTHER_BASE in text:
+        return text[text.index(ANOTHER_BASE) :][:300]
     return error.kind if isinstance(error, StagingFailed) else type(error).__name__
 
 

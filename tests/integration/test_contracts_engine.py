@@ -172,6 +172,13 @@ def test_an_adapter_that_was_read_ahead_answers_like_one_that_was_not(toy):
     assert seen["left"] == [], "what is forgotten or refused stays nowhere"
 
 
+def test_an_adapter_of_another_bases_shapes_is_refused_and_never_answers_as_the_base_would(toy):
+    """vLLM takes it, into the corners of its places: whoever asks for it hears the base."""
+    seen = ask("misfit", toy("llama"))
+    assert all("its shapes are of another base: " in text and "wide" in text for text in seen["errors"]), seen
+    assert seen["registered"] == []
+
+
 def test_a_load_that_runs_out_of_memory_blames_no_adapter_and_leaves_nothing(toy):
     seen = ask("starved", toy("llama"))
     assert seen["errors"] == [["overloaded", "out_of_memory", True]] * 2

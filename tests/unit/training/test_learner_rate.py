@@ -38,5 +38,5 @@ def test_a_run_plans_an_optimizer_step_for_each_mini_batch():
 def test_a_run_whose_rate_falls_goes_on_only_to_the_same_end():
     key = "trainer.policy.optimizer_config.scheduler"
     check_may_resume({key: "constant_with_warmup", "trainer.epochs": 1}, {key: "constant_with_warmup", "trainer.epochs": 2}, "it")
-    with pytest.raises(OtherSpec, match="trainer.epochs was 1, is 2"):
+    with pytest.raises(OtherSpec, match=r"trainer\.epochs was 1, is 2"):
         check_may_resume({key: "linear", "trainer.epochs": 1}, {key: "linear", "trainer.epochs": 2}, "it")
