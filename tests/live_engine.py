@@ -164,7 +164,7 @@ async def staged(engine: Any, client: Any) -> dict[str, Any]:
 
 
 async def misfit(engine: Any, client: Any) -> dict[str, Any]:
-    """An adapter of a smaller sibling, whose factors would fit into the corners of the engine's: read ahead, and added at once."""
+    """An adapter of a smaller sibling, whose factors fit into the corners of the engine's: read ahead, and added at once."""
     contract = await engine.contract("toy")
     halves = {
         name: replace(shape, in_features=shape.in_features // 2, out_features=shape.out_features // 2)

@@ -15,6 +15,7 @@ import pytest
 
 from training.runs.events import RunStarted, StepEvent, read_events
 
+ROOT = Path(__file__).parents[2]
 STEPS = 5
 LIMIT_S = 240.0
 
@@ -101,3 +102,12 @@ def learned(folder: Path) -> list[bool]:
     """Whether each step changed the policy: bytes that nothing ever changes prove nothing."""
     events = [line.event for line in read_events(folder / "events.jsonl") if isinstance(line.event, StepEvent)]
     return [event.learner["policy/raw_grad_norm"] > 0 for event in events]
+
+
+def test_the_shipped_base_is_short_of_solving_the_fixed_mazes_and_well_above_nothing():
+    loramux, base = Path(sys.executable).with_name("loramux"), ROOT / "training/base/weights"
+    command = [loramux, "eval", "--base", base, "--set", "easy-64", "--sampled", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (found,) = json.loads(done.stdout)
+    assert 0.35 <= found["solve_rate"] <= 0.5

@@ -101,8 +101,8 @@ def test_every_command_is_in_a_paper(words: tuple[str, ...], command: Any, app: 
 
 @pytest.mark.parametrize("path", PAPERS, ids=label)
 def test_make_targets_that_a_paper_names_exist(path: Path):
-    targets = set(re.findall(r"^([a-z][a-z-]*):", paper("Makefile"), re.M))
-    named = set(re.findall(r"(?:`|^|&& )make ([a-z][a-z-]*)", path.read_text(), re.M))
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", paper("Makefile"), re.M))
+    named = set(re.findall(r"(?:`|^|&& )make ([a-z][a-z0-9-]*)", path.read_text(), re.M))
     assert named <= targets
 
 
