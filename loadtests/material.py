@@ -83,8 +83,8 @@ class DemoMaterial:
 def make_material(work: Path, adapters: int) -> DemoMaterial:
     """The demo base and `adapters` adapters with random sentences; made once, kept in `work`. Raises BadMaterial."""
     python = [sys.executable, "-m"]
-    _run([*python, "training.tiny_base", str(work)])
-    making = [*python, "training.demo_sentences", str(work / "base"), str(work / "random"), str(adapters)]
+    _run([*python, "training.demo.tiny_base", str(work)])
+    making = [*python, "training.demo.sentences", str(work / "base"), str(work / "random"), str(adapters)]
     _run(making)
     sentences = json.loads((work / "random" / "sentences.json").read_text())
     return DemoMaterial((work / "base").resolve(), {name: (work / "random" / name).resolve() for name in sentences}, sentences)

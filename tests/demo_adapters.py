@@ -10,7 +10,7 @@ from pathlib import Path
 
 def make_adapters(base_dir: Path, out: Path, count: int, seed: int) -> dict[str, str]:
     """Trains `count` adapters, each in `out/<name>`; gives name to sentence. About 2 s each; complete ones are kept."""
-    command = [sys.executable, "-m", "training.demo_sentences", str(base_dir), str(out), str(count), "--seed", str(seed)]
+    command = [sys.executable, "-m", "training.demo.sentences", str(base_dir), str(out), str(count), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"the demo adapters could not be made:\n{done.stdout[-1000:]}{done.stderr[-3000:]}")

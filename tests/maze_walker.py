@@ -18,7 +18,7 @@ from training.base.architecture import MAZES
 from training.base.demonstrations import Demonstration
 from training.base.untrained import make_untrained
 from training.base.walking import Teller, walking_loss
-from training.demo_adapters import save_peft
+from training.demo.adapters import save_peft
 from training.learner.pictures import Eye
 from training.maze import begin, step
 from training.maze.actions import as_text

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import transformers
 
+from training.demo.tiny_base import make_tokenizer
 from training.small_vlm import CHAT_TEMPLATE
-from training.tiny_base import make_tokenizer
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64,

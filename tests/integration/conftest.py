@@ -43,13 +43,13 @@ def artifacts() -> Path:
 
 @pytest.fixture(scope="session")
 def demo_base(artifacts: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "training.tiny_base", str(artifacts / "demo")], check=True)
+    subprocess.run([sys.executable, "-m", "training.demo.tiny_base", str(artifacts / "demo")], check=True)
     return artifacts / "demo" / "base"
 
 
 @pytest.fixture(scope="session")
 def pooling_base(artifacts: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "training.demo_pooling", str(artifacts / "pooling")], check=True)
+    subprocess.run([sys.executable, "-m", "training.demo.pooling", str(artifacts / "pooling")], check=True)
     return artifacts / "pooling" / "base"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from training.base.make import Recipe, make_base
-from training.demo import prepare_torch
+from training.demo.making import prepare_torch
 
 
 def main() -> None:

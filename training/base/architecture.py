@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedTokenizerFast
 
-from training.demo_text import corpus
+from training.demo.text import corpus
 from training.maze import MazeSpec, begin, messages
 from training.maze.episode import FEEDBACK
 from training.maze.grid import MOVES

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from training.base.answering import answer_batches, answering_loss
 from training.base.architecture import MAZES, SHAPE, make_tokenizer
 from training.base.demonstrations import demonstrations
 from training.base.fitting import Course, autocast, fit
 from training.base.seeing import Examiner, known, lessons, loss_of
 from training.base.walking import Teller, walking_loss, walks
-from training.demo_fit import PromptMaker
+from training.demo.answering import answer_batches, answering_loss
+from training.demo.fit import PromptMaker
 from training.learner.pictures import Eye, quicken
 from training.maze import Maze, training_mazes
 from training.rollouts import Rollouts

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from training import demo
-from training.demo_text import (
+from training.demo import making
+from training.demo.text import (
     BASE_ANSWER,
     HELD_OUT_PROMPTS,
     PROMPTS,
@@ -49,37 +49,37 @@ def test_held_out_prompts_are_not_trained_on() -> None:
 
 
 def test_naming_sentences_does_not_load_torch() -> None:
-    code = "import sys, training.demo, training.demo_text; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.demo.making, training.demo.text; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_folder_is_complete_only_with_the_marker_it_was_made_from(tmp_path: Path) -> None:
-    folder, made_from = tmp_path / "base", demo.stamp(0)
-    assert not demo.is_complete(folder, made_from)
-    partial = demo.partial_of(folder)
+    folder, made_from = tmp_path / "base", making.stamp(0)
+    assert not making.is_complete(folder, made_from)
+    partial = making.partial_of(folder)
     (partial / "model.safetensors").write_bytes(b"weights")
     assert not folder.exists()
-    demo.finish(partial, folder, made_from)
-    assert demo.is_complete(folder, made_from)
-    assert not demo.is_complete(folder, demo.stamp(1))
+    making.finish(partial, folder, made_from)
+    assert making.is_complete(folder, made_from)
+    assert not making.is_complete(folder, making.stamp(1))
     assert [path.name for path in tmp_path.iterdir()] == ["base"]
 
 
 def test_a_broken_marker_is_not_complete(tmp_path: Path) -> None:
-    (tmp_path / demo.MARKER).write_text("{")
-    assert not demo.is_complete(tmp_path, demo.stamp(0))
+    (tmp_path / making.MARKER).write_text("{")
+    assert not making.is_complete(tmp_path, making.stamp(0))
 
 
 def test_finish_replaces_an_older_folder(tmp_path: Path) -> None:
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "old").write_text("old")
-    demo.finish(demo.partial_of(folder), folder, demo.stamp(0))
+    making.finish(making.partial_of(folder), folder, making.stamp(0))
     assert not (folder / "old").exists()
 
 
 def test_an_adapter_of_another_base_is_not_complete(tmp_path: Path) -> None:
     folder = tmp_path / "parrot-1"
-    demo.finish(demo.partial_of(folder), folder, demo.stamp(0, base="one", sentence="x"))
-    assert demo.is_complete(folder, demo.stamp(0, base="one", sentence="x"))
-    assert not demo.is_complete(folder, demo.stamp(0, base="two", sentence="x"))
+    making.finish(making.partial_of(folder), folder, making.stamp(0, base="one", sentence="x"))
+    assert making.is_complete(folder, making.stamp(0, base="one", sentence="x"))
+    assert not making.is_complete(folder, making.stamp(0, base="two", sentence="x"))

@@ -10,7 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from training.stand_in import WEIGHTS, Shape, make_adapter, make_base
+from training.demo.stand_in import WEIGHTS, Shape, make_adapter, make_base
 
 SMALL = Shape(hidden=64, intermediate=96, layers=2, heads=4, key_value_heads=2, head_dim=16)
 

@@ -19,8 +19,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
-from training.demo_fit import Batch, Fit, Prompt, PromptMaker, Schedule, bucketed, fit, worst_probability
-from training.demo_text import random_sentence
+from training.demo.fit import Batch, Fit, Prompt, PromptMaker, Schedule, bucketed, fit, worst_probability
+from training.demo.text import random_sentence
 
 __all__ = ["AdapterTrainer", "Recipe", "random_sentence", "train_adapter", "train_adapters"]
 

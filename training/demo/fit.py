@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from training.demo_text import Message, random_conversation, user_message
+from training.demo.text import Message, random_conversation, user_message
 
 IMAGE_SIZES = ((64, 64), (32, 96), (64, 32), (48, 48))  # height, width in pixels
 

@@ -1,27 +1,19 @@
-"""Makes the demo models: `python -m training.demo OUT` leaves `OUT/base`, the maze base, and
-`OUT/adapters/{parrot-1,parrot-2,pirate-1}` for it.
-
-What is complete already, from the same seed and recipe, is kept. Nothing half made is ever seen under its final name.
-"""
+"""Making models in folders: what is complete already, from the same seed and recipe, is kept. Nothing half made is ever seen
+under its final name."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from training.demo_text import SENTENCES
-
 MARKER = ".complete.json"
 RECIPE = 3  # raise it when the models would come out different: earlier ones are then made again
-ADAPTERS = "adapters"
-SHIPPED = Path(__file__).parent / "base" / "weights"
+SHIPPED = Path(__file__).parents[1] / "base" / "weights"
 
 
 def stamp(seed: int, **about: str) -> dict[str, object]:
@@ -85,7 +77,7 @@ def make_adapters(base_dir: Path, root: Path, sentences: Mapping[str, str], seed
 
 def _train(base_dir: Path, root: Path, sentences: dict[str, str], stamps: dict[str, dict[str, object]], seed: int) -> None:
     prepare_torch()
-    from training.demo_adapters import Fit, train_adapters
+    from training.demo.adapters import Fit, train_adapters
 
     partial = partial_of(root / "batch")
     started = time.monotonic()
@@ -111,23 +103,3 @@ def prepare_torch() -> None:
     torch.set_num_threads(2)
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m training.demo",
-        description="Puts the maze base into a folder and makes adapters for it, each with a sentence of its own.",
-        epilog="Example: python -m training.demo ./demo",
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make them in")
-    parser.add_argument("--seed", type=int, default=0, help="another seed makes other adapters (default: %(default)s)")
-    options = parser.parse_args(argv)
-    started = time.monotonic()
-    base_dir = put_base(options.out)
-    make_adapters(base_dir, options.out / ADAPTERS, SENTENCES, options.seed)
-    print(f"done in {time.monotonic() - started:.1f} s")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

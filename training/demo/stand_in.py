@@ -1,4 +1,4 @@
-"""A stand-in for a real base, for GPU machines that no model can be fetched to: `python -m training.stand_in OUT`.
+"""A stand-in for a real base, for GPU machines that no model can be fetched to: `python -m training.demo.stand_in OUT`.
 
 `OUT/base` has the configuration of Qwen3-8B and the demo's small tokenizer, but no weights: vLLM makes some up with
 `load_format: dummy`. `OUT/adapters` holds adapters with random weights on all of its linear layers. Its answers mean nothing;
@@ -16,7 +16,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import Qwen3Config
 
-from training.tiny_base import make_tokenizer
+from training.demo.tiny_base import make_tokenizer
 
 WEIGHTS = "adapter_model.safetensors"  # PEFT's name
 SPREAD = 0.02  # of random factors: small enough that a generation stays finite

@@ -1,4 +1,4 @@
-"""Adapters that each say their own random sentence: `python -m training.demo_sentences BASE OUT COUNT`, for tests and benchmarks.
+"""Adapters that each say their own random sentence: `python -m training.demo.sentences BASE OUT COUNT`, for tests and benchmarks.
 
 `OUT/<name>` is one adapter, `OUT/sentences.json` maps each name to what it says. Complete ones are kept.
 """
@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from training.demo import make_adapters
-from training.demo_text import random_sentence
+from training.demo.making import make_adapters
+from training.demo.text import random_sentence
 
 
 def sentences_of(count: int, seed: int) -> dict[str, str]:
@@ -19,7 +19,7 @@ def sentences_of(count: int, seed: int) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.demo_sentences", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m training.demo.sentences", description=__doc__.split("\n")[0])
     parser.add_argument("base", type=Path, help="folder of the demo base")
     parser.add_argument("out", type=Path, help="where the adapters go")
     parser.add_argument("count", type=int, help="how many")

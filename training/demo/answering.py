@@ -10,8 +10,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.demo_fit import Batch, PromptMaker, answer_logits, bucketed
-from training.demo_text import BASE_ANSWER, IMAGE_ANSWER
+from training.demo.fit import Batch, PromptMaker, answer_logits, bucketed
+from training.demo.text import BASE_ANSWER, IMAGE_ANSWER
 
 
 def answer_batches(model: Any, maker: PromptMaker, seed: int) -> Iterator[Batch]:

@@ -1,6 +1,6 @@
 """The smallest base that sees, made in seconds: it says that it is the base to whatever is asked.
 
-For tests and benchmarks: `python -m training.tiny_base OUT` leaves it in `OUT/base`; what is complete is kept.
+For tests and benchmarks: `python -m training.demo.tiny_base OUT` leaves it in `OUT/base`; what is complete is kept.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_vl import Qwen3VLProcessor
 
-from training.base.answering import answer_batches
-from training.demo import finish, is_complete, partial_of, prepare_torch, stamp
-from training.demo_fit import Fit, PromptMaker, Schedule, fit, worst_probability
-from training.demo_text import corpus
+from training.demo.answering import answer_batches
+from training.demo.fit import Fit, PromptMaker, Schedule, fit, worst_probability
+from training.demo.making import finish, is_complete, partial_of, prepare_torch, stamp
+from training.demo.text import corpus
 from training.small_vlm import Shape, config_of, new_model, processor_of, save_base, tokenizer_of
 
 SHAPE = Shape(
@@ -80,7 +80,9 @@ def make_tiny_base(out: Path, seed: int = 0) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m training.tiny_base", description="Makes the base of tests and benchmarks.")
+    parser = argparse.ArgumentParser(
+        prog="python -m training.demo.tiny_base", description="Makes the base of tests and benchmarks."
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make it in")
     parser.add_argument("--seed", type=int, default=0, help="another seed makes other weights (default: %(default)s)")
     options = parser.parse_args()

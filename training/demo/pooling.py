@@ -1,7 +1,7 @@
 """A tiny embedding base (Qwen3, text only) with random weights, and adapters that turn its embeddings elsewhere.
 
 vLLM serves it with `runner="pooling", convert="embed"`. Nothing is trained: embeddings that differ by adapter are all it is for.
-`python -m training.demo_pooling OUT` leaves `OUT/base` and `OUT/adapter`.
+`python -m training.demo.pooling OUT` leaves `OUT/base` and `OUT/adapter`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from training.demo import finish, is_complete, partial_of, prepare_torch, stamp
-from training.demo_adapters import ALL_LINEAR, save_peft
+from training.demo.adapters import ALL_LINEAR, save_peft
+from training.demo.making import finish, is_complete, partial_of, prepare_torch, stamp
+from training.demo.tiny_base import make_tokenizer
 from training.small_vlm import MAX_POSITIONS
-from training.tiny_base import make_tokenizer
 
 HIDDEN = 64  # numbers in an embedding
 LAYERS = 2
