@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from serve_app.engine import on_cpu
 from serve_app.engine.layers import Modules, landed_modules, lora_modules
 from serve_app.engine.staging import STAGED_AT_ONCE, AdapterFile, Door, StageRequest, Staging, lora_request, reserve
 
@@ -24,7 +25,8 @@ class WorkerExtension:
         """Mends what would answer wrongly or hold up running streams, before the first request, and opens the door for reading
         adapters ahead: a socket in `folder`, whose path is returned."""
         manager = self.model_runner.lora_manager._adapter_manager
-        _spare_the_base_on_cpu()
+        if self.device.type == "cpu":
+            on_cpu.mend()
         _leave_the_head_alone(manager)
         _read_files_whole()
         _reset_at_once(manager)
@@ -61,24 +63,6 @@ class WorkerExtension:
     def loramux_landed(self, int_id: int) -> list[str]:
         """The modules, by the engine's own names, that a loaded adapter fills here."""
         return landed_modules(self.model_runner.lora_manager._adapter_manager, int_id)
-
-
-def _spare_the_base_on_cpu() -> None:
-    """The CPU kernels take "no adapter", index -1, for the last place: whoever sits there would answer for the base, as soon as
-    two requests share a step. A is applied first and B to its result, so zeros after A are enough."""
-    from vllm.lora.ops.torch_ops import lora_ops
-    from vllm.lora.punica_wrapper import punica_cpu
-
-    shrink = lora_ops.bgmv_shrink
-    if getattr(shrink, "spares_the_base", False):
-        return
-
-    def bgmv_shrink(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:
-        shrink(inputs, weights, output, indices, scaling)
-        output[indices < 0] = 0
-
-    bgmv_shrink.spares_the_base = True  # type: ignore[attr-defined]
-    lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = bgmv_shrink
 
 
 def _room_bytes(manager: Any) -> int:

@@ -30,7 +30,7 @@ def play(
     set_name: Annotated[str | None, typer.Option("--set", help="Fixed set: easy-64 (the default), easy-512, hard-128.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Mazes of these seeds instead: `7,9,100-163`.")] = None,
     size: Annotated[int | None, typer.Option(help="Cells a side of mazes of --seeds.")] = None,
-    spec: Annotated[Path | None, typer.Option(help="Spec of a run: its rules, its decodings, its dice.")] = None,
+    spec: Annotated[Path | None, typer.Option(help="Spec of a run: its rules, decodings and dice.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of sampling, where not --greedy; 1 without a spec.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply.")] = None,
