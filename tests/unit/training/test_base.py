@@ -16,6 +16,7 @@ import torch
 from training.base.architecture import MAZES, SHAPE, make_tokenizer
 from training.base.demonstrations import SHORT_TURNS, demonstrate, demonstrations
 from training.base.fitting import Course
+from training.base.make import NotLearnt, Recipe, Tried, until_wanted
 from training.base.seeing import WAYS, lesson, lessons, patches, way_to_goal
 from training.base.walking import Teller
 from training.learner.pictures import Eye
@@ -138,3 +139,32 @@ def test_the_weights_are_those_that_the_readme_names():
     content = WEIGHTS.read_bytes()
     assert len(content) <= LARGEST_BYTES
     assert hashlib.sha256(content).hexdigest() in (ROOT / "training/README.md").read_text()
+
+
+def lesson_of(solved: dict[float, list[float]], weight: torch.Tensor):
+    """A lesson by the script: at each rate, what each step's try solves; each step adds one to the weight."""
+
+    def lesson(course: Course):
+        for step, share in enumerate(solved[course.lr], 1):
+            weight.add_(1)
+            yield Tried(step, 1.0, share)
+
+    return lesson
+
+
+def test_a_lesson_that_went_too_far_goes_back_and_on_more_slowly():
+    weight, recipe = torch.zeros(1), Recipe(walking=Course(steps=3, batch=1, lr=4.0))
+    script = {4.0: [0.02, 0.3, 0.7], 1.0: [0.35, 0.6], 0.25: [0.41]}
+    tries = list(until_wanted(recipe, lesson_of(script, weight), [weight]))
+    assert [one.solved for one in tries] == [0.02, 0.3, 0.7, 0.35, 0.6, 0.41]
+    assert weight.item() == 4.0, "two steps at the first rate, one at the second, one at the third"
+
+
+def test_a_lesson_that_never_solves_as_much_as_is_wanted_says_so():
+    weight = torch.zeros(1)
+    short = Recipe(walking=Course(steps=2, batch=1, lr=4.0))
+    with pytest.raises(NotLearnt, match="2 steps did not bring"):
+        list(until_wanted(short, lesson_of({4.0: [0.1, 0.2]}, weight), [weight]))
+    jumping = replace(short, approaches=2)
+    with pytest.raises(NotLearnt, match="2 times"):
+        list(until_wanted(jumping, lesson_of({4.0: [0.9], 1.0: [0.9]}, weight), [weight]))
