@@ -158,7 +158,7 @@ def _run(job: Job, hands: Hands, plan: Plan, spec: TrainSpec, world: World, samp
         try:
             ended = Loop(plan, sampler, learner, log, around).run()
         finally:
-            _close(publisher, spec, hands)
+            _close(publisher, spec, plan.export_path, hands)
     if len(job.seeds) > 1:
         _report([plan.run_path], plan.run_path, hands)
     return ended
@@ -219,12 +219,16 @@ def _name_of(job: Job, plan: Plan) -> str:
     return plan.run_path.absolute().name if len(job.seeds) == 1 else f"{job.folder.absolute().name}-{plan.run_path.name}"
 
 
-def _close(publisher: Publisher | None, spec: TrainSpec, hands: Hands) -> None:
+def _close(publisher: Publisher | None, spec: TrainSpec, export_path: Path, hands: Hands) -> None:
     """What is not published by then stays, is told, and a scan of the next run finds it."""
     if publisher is None:
         return
-    for left in publisher.close(spec.loramux.publish.close_timeout_s):  # the log hears of it by the publisher
-        hands.say(f"step {left.step} is not published ({left.reason}): it lies in {left.folder}")
+    wanted = spec.loramux.publish
+    left = publisher.close(wanted.close_timeout_s)  # the log hears of it by the publisher
+    for one in left:
+        hands.say(f"step {one.step} is not published ({one.reason}): it lies in {one.folder}")
+    if left:
+        hands.say(f"later: loramux train publish {export_path} --base {wanted.base} --name {wanted.name}")
 
 
 def _give_up(hands: Hands, rank: int, code: int) -> None:

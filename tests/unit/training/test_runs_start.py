@@ -102,6 +102,18 @@ def test_a_report_that_cannot_be_written_costs_nothing_and_is_said(tmp_path):
     assert ended.reason == "finished" and f"later: loramux train report {tmp_path}" in lines[-1]
 
 
+def test_what_was_not_published_is_told_with_the_command_that_does_it_later(tmp_path):
+    config = tmp_path / "loramux.yaml"
+    nobody = {"url": "s3://bucket/registry", "endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b"}
+    config.write_text(yaml.safe_dump({"registry": nobody}))
+    lines: list[str] = []
+    spec = spec_of("loramux.publish={base: demo, name: maze, alias: null, close_timeout_s: 0.5}")
+    (ended,) = run(Job(spec, tmp_path / "run", (3,), config=config), lines=lines)
+    assert ended.reason == "finished"
+    assert any(line.startswith("step 4 is not published") for line in lines)
+    assert f"later: loramux train publish {tmp_path / 'run/exports'} --base demo --name maze" in lines
+
+
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     with (tmp_path / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
