@@ -32,10 +32,16 @@ def drawn(runs: Sequence[Run]) -> bytes:
         _per_step(next(panels), runs, "solve rate of the batch", lambda event: event.solve_rate)
         _per_step(next(panels), runs, "turns an episode", lambda event: event.turns_mean)
         for name, key in LEARNER.items():
-            _per_step(next(panels), runs, name, lambda event, key=key: event.learner.get(key, float("nan")))
+            _per_step(next(panels), runs, name, lambda event, key=key: _of_learner(event, key))
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
+
+
+def _of_learner(event: StepEvent, key: str) -> float:
+    """A gap where a batch had nothing to learn from: such figures are zero for want of tokens."""
+    learnt = event.learner.get("policy/trained_tokens", 1.0)
+    return event.learner.get(key, float("nan")) if learnt else float("nan")
 
 
 def _evaluations(axes: Axes, runs: Sequence[Run]) -> None:
