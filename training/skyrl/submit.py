@@ -24,7 +24,7 @@ ENTRY_POINT = f"python -m training.skyrl.experiment {SPEC}"
 REVISION_VARIABLE = "LORAMUX_CODE_REVISION"
 PACKAGES = ("adapters", "training")
 SOURCES = Path(__file__).parents[2]
-LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.safetensors", ".*")
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "*.safetensors", "weights", "results", ".*")
 
 # What our source needs and SkyRL's environment lacks, in the versions that it is tested with.
 NEEDED = ("msgspec", "obstore")

@@ -65,11 +65,11 @@ class Manager:
         self.loads: list[int] = []
         self.merges: list[object] = []
         self.removed: list[int] = []
-        self._adapter_manager = SimpleNamespace(_is_moe=False, _create_merged_loras_inplace=self.merges.append)
+        self._adapter_manager = SimpleNamespace(_is_moe=False, modules={}, _create_merged_loras_inplace=self.merges.append)
 
     def _load_adapter(self, request) -> SimpleNamespace:
         self.loads.append(request.lora_int_id)
-        return SimpleNamespace(id=request.lora_int_id)
+        return SimpleNamespace(id=request.lora_int_id, loras={})
 
     def remove_adapter(self, int_id: int) -> bool:
         self.removed.append(int_id)
@@ -85,7 +85,7 @@ def manager(monkeypatch) -> Manager:
 def test_what_was_staged_is_taken_once_and_read_once(manager: Manager):
     staging = Staging(manager)
     staging.stage(REQUEST)
-    assert manager._load_adapter(SimpleNamespace(lora_int_id=7)) == SimpleNamespace(id=7)
+    assert manager._load_adapter(SimpleNamespace(lora_int_id=7)).id == 7
     assert manager.loads == [7]
     assert staging.ids() == []
     manager._load_adapter(SimpleNamespace(lora_int_id=7))
@@ -94,7 +94,7 @@ def test_what_was_staged_is_taken_once_and_read_once(manager: Manager):
 
 def test_what_was_not_staged_is_read_as_ever(manager: Manager):
     Staging(manager)
-    assert manager._load_adapter(SimpleNamespace(lora_int_id=9)) == SimpleNamespace(id=9)
+    assert manager._load_adapter(SimpleNamespace(lora_int_id=9)).id == 9
 
 
 def test_removing_an_adapter_forgets_what_was_staged_for_it(manager: Manager):
