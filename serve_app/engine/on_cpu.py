@@ -1,9 +1,12 @@
-"""LoRA on CPUs by adapter: two products for all tokens that have it. vLLM (0.29) gathers both factors anew for each token, which
+"""What vLLM's CPU build (0.29) lacks, in an engine's worker.
+
+LoRA by adapter: two products for all tokens that have it. vLLM (0.29) gathers both factors anew for each token, which
 takes several times as long as all the rest, and takes "no adapter", index -1, for the last place: whoever sits there would
 answer for the base as soon as two requests share a step."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 GROUPS = "_loramux_groups"
@@ -11,6 +14,9 @@ GROUPS = "_loramux_groups"
 
 def mend() -> None:
     """In the process of an engine's worker, before the first request. Once is enough; more do no harm."""
+    import torch
+
+    torch.Generator = _dice()  # type: ignore[misc]
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     if PunicaWrapperCPU.add_lora_linear is _add_lora_linear:
@@ -23,6 +29,21 @@ def mend() -> None:
 
     PunicaWrapperCPU.update_metadata = update_and_forget
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
+
+
+@cache
+def _dice() -> type:
+    """A generator that vLLM can turn back. It does so for the token of a prompt that was not read to its end, where a request has
+    a seed, by an offset that only generators of GPUs have: without one the engine dies. Here the draw is spent."""
+    import torch
+
+    class Dice(torch.Generator):
+        def get_offset(self) -> int:
+            return 0
+
+        def set_offset(self, offset: int) -> None: ...
+
+    return Dice
 
 
 def _add_lora_linear(

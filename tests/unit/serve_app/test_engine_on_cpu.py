@@ -12,7 +12,8 @@ PLACES, RANK, WIDTH, SLICES = 3, 4, 6, (5, 2)
 
 
 @pytest.fixture
-def wrapper():
+def wrapper(monkeypatch):
+    monkeypatch.setattr(torch, "Generator", torch.Generator)  # as it was, afterwards
     kept = PunicaWrapperCPU.add_lora_linear, PunicaWrapperCPU.update_metadata
     on_cpu.mend()
     on_cpu.mend()
@@ -45,3 +46,10 @@ def test_each_token_gets_what_its_adapter_adds_and_the_base_nothing(wrapper, pla
     loose = 0.1 if dtype is torch.bfloat16 else 1e-5
     torch.testing.assert_close(y, wanted, rtol=loose, atol=loose)
     assert all(torch.equal(y[row], wanted[row]) for row, place in enumerate(places) if place < 0)
+
+
+def test_a_seeded_generator_can_be_turned_back_as_vllm_does_in_the_middle_of_a_prompt(wrapper):
+    generator = torch.Generator(device="cpu").manual_seed(7)
+    drawn = torch.rand(3, generator=generator)
+    generator.set_offset(generator.get_offset() - 4)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(7)))
