@@ -178,6 +178,18 @@ async def misfit(engine: Any, client: Any) -> dict[str, Any]:
         return {"errors": errors, "registered": sorted(await engine.registered())}
 
 
+async def seeded(engine: Any, client: Any) -> list[list[int]]:
+    """The answers to a seeded request, asked twice, whose prompt takes several steps to read."""
+    from vllm import SamplingParams
+
+    found = []
+    for name in ("one", "two"):
+        sampling = SamplingParams(temperature=1.0, seed=7, max_tokens=8, ignore_eos=True)
+        answers = [answer async for answer in client.generate({"prompt_token_ids": PROMPT * 12}, sampling, name)]
+        found.append(list(answers[-1].outputs[0].token_ids))
+    return found
+
+
 async def starved(engine: Any, client: Any) -> dict[str, Any]:
     """Loads for which the worker has no memory, when it reads ahead and when it fills a place; then the same with memory."""
     contract = await engine.contract("toy")
@@ -304,7 +316,15 @@ async def _tokens(client: Any, engine: Any, ref: str | None) -> list[int]:
     return list(last.outputs[0].token_ids)
 
 
-QUESTIONS = {"describe": describe, "haunt": haunt, "staged": staged, "starved": starved, "experts": experts, "misfit": misfit}
+QUESTIONS = {
+    "describe": describe,
+    "haunt": haunt,
+    "staged": staged,
+    "starved": starved,
+    "experts": experts,
+    "misfit": misfit,
+    "seeded": seeded,
+}
 
 
 async def main(question: str, base: Path, options: dict[str, Any], facts: dict[str, Any] | None = None) -> Any:

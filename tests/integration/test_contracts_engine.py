@@ -179,6 +179,12 @@ def test_an_adapter_of_another_bases_shapes_is_refused_and_never_answers_as_the_
     assert seen["registered"] == []
 
 
+def test_a_seeded_request_whose_prompt_is_read_in_parts_is_answered_and_the_same_again(toy):
+    """vLLM turns the request's generator back, which those of CPUs can't: the engine died of it."""
+    one, two = ask("seeded", toy("llama"), {"max_num_batched_tokens": 16, "enable_chunked_prefill": True})
+    assert len(one) == 8 and one == two
+
+
 def test_a_load_that_runs_out_of_memory_blames_no_adapter_and_leaves_nothing(toy):
     seen = ask("starved", toy("llama"))
     assert seen["errors"] == [["overloaded", "out_of_memory", True]] * 2
